@@ -112,7 +112,6 @@ class StorageFormat(ABC):
         empties_layers: Whether its reader in transformers takes the weight from linear layers before they are loaded.
         in_gguf: Whether its tensors lie in a GGUF file, and not in safetensors files.
         signed_scales: Whether its writers store negative scales, as ggml's do.
-        keeps_fine_scales: Whether a model whose scales are finer than its dtype runs in float, with them as they are.
     """
 
     name: str
@@ -134,7 +133,6 @@ class StorageFormat(ABC):
     empties_layers: ClassVar[bool] = False
     in_gguf: ClassVar[bool] = False
     signed_scales: ClassVar[bool] = False
-    keeps_fine_scales: ClassVar[bool] = False
 
     @abstractmethod
     def refuses(self, layer: StoredLayer) -> str | None:
@@ -283,6 +281,10 @@ class StorageFormat(ABC):
         suffixes = (self.scale_suffix,) if grid.scale is None else (INPUT_SCALE, INPUT_MULTIPLIER)
         found = (tensors.get(part_name(weight, suffix)) for suffix in suffixes)
         return next((info.dtype for info in found if info), None)
+
+    def runs_in_float(self, config: Mapping[str, Any], scales: Iterable[torch.dtype], dtype: torch.dtype) -> bool:
+        """Whether a model of this dtype is loaded dequantized, given the dtypes of its stored scales."""
+        return False
 
     def act_order(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether tensors beside a layer put its columns in an order of their own."""

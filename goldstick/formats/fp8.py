@@ -2,12 +2,14 @@
 
 ``X`` float8_e4m3fn [out, in] and ``X_scale_inv``, which multiplies: [⌈out/128⌉, ⌈in/128⌉], or [] for the tensor. A
 static input has ``activation_scale`` [] beside it. Where scales are float32, finer than the dtype that the model
-computes in, as mostly, goldstick runs such a checkpoint dequantized, as transformers does without a GPU.
+computes in, as mostly, goldstick runs such a checkpoint dequantized, as transformers does without a GPU. With
+``scale_fmt: ue8m0`` scales are powers of two, stored as float32 (DeepSeek-V3.1) or as exponents in float8_e8m0fnu
+(V4), and so are those of the inputs: read, run dequantized, and not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any
 
@@ -24,6 +26,8 @@ from goldstick.formats.input_scale import INPUT_SCALE, pack_input, unpack_input
 from goldstick.formats.site_table import SiteTable
 
 _SCALE, _ACTIVATION = "_scale_inv", ".activation_scale"
+#: The ``scale_fmt`` of scales that are powers of two.
+_POWERS = "ue8m0"
 _TENSOR, _TOKENS = Grid(element="e4m3", granularity="tensor"), Grid(element="e4m3", granularity="token")
 
 
@@ -35,7 +39,6 @@ class FineGrainedFP8(StorageFormat):
     codes_suffix = ""
     scale_suffix = _SCALE
     loading = "Load it with transformers, vLLM or SGLang, or with `goldstick.load(directory)`."
-    keeps_fine_scales = True
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """All but FP8 by block or tensor, whose inputs its readers quantize as well."""
@@ -87,7 +90,8 @@ class FineGrainedFP8(StorageFormat):
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its tensors."""
-        shared = {"": parts[""], "_scale": parts[_SCALE]}
+        scale = parts[_SCALE]
+        shared = {"": parts[""], "_scale": scale.float() if scale.dtype is torch.float8_e8m0fnu else scale}
         return FLOAT_QUANTIZED.unpack(shared, scheme.weight, in_features)
 
     def unpack_input(
@@ -112,14 +116,15 @@ class FineGrainedFP8(StorageFormat):
         """Whether it is of this method.
 
         Raises:
-            FormatError: Its scales are powers of two, or its experts FP4.
+            FormatError: Its scales are of an unknown kind, or its experts FP4.
         """
         if not super().claims(config):
             return False
-        for key, usual in (("scale_fmt", "float"), ("expert_dtype", "fp8"), ("fmt", "e4m3")):
-            if config.get(key) not in (None, usual):
+        for key, known in (("scale_fmt", ("float", _POWERS)), ("expert_dtype", ("fp8",)), ("fmt", ("e4m3",))):
+            if config.get(key) not in (None, *known):
                 raise FormatError(
-                    f"goldstick reads fp8 checkpoints with {key} {usual!r}, and not {shown(config[key])}."
+                    f"goldstick reads fp8 checkpoints with {key} {' or '.join(map(repr, known))}, and not "
+                    f"{shown(config[key])}."
                 )
         return True
 
@@ -151,6 +156,11 @@ class FineGrainedFP8(StorageFormat):
     def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
         """FP8 codes stand under the weight's own name."""
         return name if dtype is torch.float8_e4m3fn else None
+
+    def runs_in_float(self, config: Mapping[str, Any], scales: Iterable[torch.dtype], dtype: torch.dtype) -> bool:
+        """Where scales are finer than the model's dtype, or those of inputs would have to be powers of two."""
+        finer = (torch.promote_types(found, dtype) is not dtype for found in scales if found.itemsize > 1)
+        return config.get("scale_fmt") == _POWERS or any(finer)
 
     def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Bits of a code and number of groups."""

@@ -240,13 +240,14 @@ def gptq_storage(config: Mapping[str, Any]) -> str:
     Raises:
         FormatError: Its files are laid out as goldstick does not read them.
     """
-    layout = config.get("checkpoint_format", config.get("format", "gptq"))
+    said = {key: value for key, value in config.items() if value is not None}  # some tools write null
+    layout = said.get("checkpoint_format", said.get("format", "gptq"))
     if config.get("is_marlin_format") or not isinstance(layout, str) or layout not in _CHECKPOINT_FORMATS:
         raise FormatError(
             f"The GPTQ config declares the checkpoint_format {shown(layout)}, and goldstick reads "
             f"{' and '.join(_CHECKPOINT_FORMATS)}; save it with GPTQModel in one of these."
         )
-    words = config.get("pack_dtype", "int32")
+    words = said.get("pack_dtype", "int32")
     if words not in ("int32", "torch.int32"):
         raise FormatError(f"The GPTQ config packs codes into {shown(words)} and goldstick reads int32 words.")
     return _CHECKPOINT_FORMATS[layout]

@@ -14,6 +14,7 @@ from goldstick.checkpoint.source import open_tensors, read_config
 from goldstick.checkpoint.unused_tensors import unused_tensors
 from goldstick.errors import SourceError
 from goldstick.formats.input_scale import part_name
+from goldstick.hf.idle_biases import idle_biases
 from goldstick.hf.key_report import key_report, require_complete_keys
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
@@ -31,6 +32,7 @@ class QuantizedCheckpoint:
         names: How its model's checkpoints name tensors.
         network: Its model, on the meta device.
         ties: Sites that run on another's quantized weight: site → owner.
+        unused: Tensors that it carries on for nothing.
     """
 
     directory: Path
@@ -39,6 +41,7 @@ class QuantizedCheckpoint:
     names: CheckpointNames
     network: Network
     ties: Mapping[str, str]
+    unused: tuple[str, ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,9 +77,10 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
     stored = read_layers(directory, table, names, network, tensors)
     ties = ties_of(network, stored, table)
     told = {**table, "ties": ties}
-    require_complete_keys(directory, key_report(tensors, stored, told, names, network, unused_tensors(directory)))
+    unused = tuple(dict.fromkeys((*unused_tensors(directory), *idle_biases(stored, names, network))))
+    require_complete_keys(directory, key_report(tensors, stored, told, names, network, unused))
     return QuantizedCheckpoint(
-        directory=directory, config=config, stored=stored, names=names, network=network, ties=ties
+        directory=directory, config=config, stored=stored, names=names, network=network, ties=ties, unused=unused
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import named_by_autogptq, open_tensors
-from goldstick.checkpoint.unused_tensors import unused_tensors
 from goldstick.core.layout import Layout
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
@@ -25,6 +24,7 @@ from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.checkpoint import open_quantized, ties_of
 from goldstick.hf.expert_tensors import is_stacked_as_stored, of_experts, with_native_experts
 from goldstick.hf.generation_config import read_generation_config
+from goldstick.hf.idle_biases import idle_biases
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
@@ -132,8 +132,7 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     settings = load_config(directory)
     cls = model_class(config, str(directory))
     settings.quantization_config = _in_native_words(checkpoint.stored, checkpoint.ties)
-    pieces = [checkpoint.names.piece(name) for name in unused_tensors(directory)]
-    settings.quantization_config["unused"] = [name for piece in pieces for name in (piece.parameter, *piece.others)]
+    settings.quantization_config["unused"] = _named_in_model(checkpoint.names, checkpoint.unused)
     sites = checkpoint.network.by_name
     if any(sites[owner].layout is Layout.EMBEDDING for owner in checkpoint.ties.values()):
         settings.tie_word_embeddings = False  # transformers ties floats only
@@ -160,7 +159,14 @@ def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[s
                 f"{layer.name} holds experts in {layer.scheme.label}, which transformers cannot gather as "
                 f"{found.format.name} stores them. Load the checkpoint with goldstick.load({str(directory)!r})."
             )
-    return _in_native_words(found, ties_of(network, found, config))
+    unused = _named_in_model(names, idle_biases(found, names, network))
+    return _in_native_words(found, ties_of(network, found, config)) | {"unused": unused}
+
+
+def _named_in_model(names: CheckpointNames, tensors: Iterable[str]) -> list[str]:
+    """What tensors of a checkpoint are called once transformers has renamed them."""
+    pieces = [names.piece(name) for name in tensors]
+    return [name for piece in pieces for name in (piece.parameter, *piece.others)]
 
 
 def _in_native_words(found: StoredLayers, ties: Mapping[str, str]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def float_config(directory: Path) -> Any:
 
 
 def runs_in_float(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the model of a checkpoint is one in float: it is not quantized, or its scales are finer than its dtype.
+    """Whether the model of a checkpoint is one in float: it is not quantized, or its format has it so.
 
     Raises:
         FormatError: It is quantized in a way that goldstick does not read.
@@ -76,11 +76,11 @@ def runs_in_float(directory: Path, config: Mapping[str, Any]) -> bool:
     if table is None:
         return True
     storage = storage_of(directory, table) if isinstance(table, Mapping) else None
-    if storage is None or not storage.keeps_fine_scales or storage.scale_suffix is None:
+    if storage is None or storage.scale_suffix is None:
         return False
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), torch.float32)
     scales = {info.dtype for name, info in open_tensors(directory).items() if name.endswith(storage.scale_suffix)}
-    return any(torch.promote_types(found, dtype) is not dtype for found in scales)
+    return storage.runs_in_float(table, scales, dtype)
 
 
 def _dequantized(checkpoint: QuantizedCheckpoint) -> dict[str, TensorInfo]:

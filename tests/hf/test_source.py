@@ -134,8 +134,8 @@ def test_checkpoints_of_goldstick_are_sources_too(tmp_path: Path) -> None:
     "config, says",
     [
         (
-            {"quant_method": "fp8", "scale_fmt": "ue8m0"},
-            "reads fp8 checkpoints with scale_fmt 'float', and not 'ue8m0'",
+            {"quant_method": "fp8", "scale_fmt": "fp16"},
+            "reads fp8 checkpoints with scale_fmt 'float' or 'ue8m0', and not 'fp16'",
         ),
         ({"quant_method": "fp8", "weight_block_size": [1, 128]}, r"square blocks, and not in \[1, 128\]"),
         ({"quant_method": "fp8", "activation_scheme": "lazy"}, "'dynamic' or 'static', not 'lazy'"),

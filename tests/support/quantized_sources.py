@@ -27,8 +27,11 @@ def llama() -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
-def fp8_blocks(weight: Tensor, size: int) -> tuple[Parts, Tensor]:
-    """Codes and scales of square blocks, the last of them cut off, and what they stand for in bfloat16."""
+def fp8_blocks(weight: Tensor, size: int, powers: torch.dtype | None = None) -> tuple[Parts, Tensor]:
+    """Codes and scales of square blocks, the last of them cut off, and what they stand for in bfloat16.
+
+    Scales are float32, or powers of two in a dtype that is given.
+    """
     codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     scales = torch.empty(-(-weight.shape[0] // size), -(-weight.shape[1] // size))
     numbers = torch.empty(weight.shape, dtype=torch.bfloat16)
@@ -36,9 +39,11 @@ def fp8_blocks(weight: Tensor, size: int) -> tuple[Parts, Tensor]:
         for j in range(scales.shape[1]):
             block = (slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size))
             scales[i, j] = weight[block].abs().max() / 448
+            if powers is not None:
+                scales[i, j] = scales[i, j].log2().ceil().exp2()
             codes[block] = (weight[block] / scales[i, j]).to(torch.float8_e4m3fn)
             numbers[block] = (codes[block].float() * scales[i, j]).to(torch.bfloat16)
-    return {"": codes, "_scale_inv": scales}, numbers
+    return {"": codes, "_scale_inv": scales.to(powers or torch.float32)}, numbers
 
 
 def mxfp4(weight: Tensor) -> tuple[Parts, Tensor]:
@@ -93,16 +98,21 @@ def write(
     return numbers
 
 
-def deepseek_in_fp8(directory: Path, size: int = 16) -> dict[str, Tensor]:
+def deepseek_in_fp8(directory: Path, size: int = 16, powers: torch.dtype | None = None) -> dict[str, Tensor]:
     """A miniature DeepSeek-V3 as DeepSeek publishes it; routers, norms and embeddings are float.
+
+    With ``powers`` as it publishes V3.1 (float32) and V4 (float8_e8m0fnu), whose scales are powers of two.
 
     It has a block beyond those that its config counts, which predicts further tokens and which transformers leaves out.
     """
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [size, size]}
 
+    if powers is not None:
+        config["scale_fmt"] = "ue8m0"
+
     def quantize(name: str, value: Tensor) -> tuple[Parts, Tensor] | None:
         layer = "_proj" in name and name.endswith(".weight") and value.ndim == 2
-        return fp8_blocks(value, size) if layer else None
+        return fp8_blocks(value, size, powers) if layer else None
 
     numbers = write(directory, MIXTURES["deepseek_v3"](), config, quantize)
     file = directory / "model.safetensors"

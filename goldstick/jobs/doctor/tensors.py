@@ -9,6 +9,7 @@ import torch
 from goldstick.checkpoint.unused_tensors import unused_tensors
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name
+from goldstick.hf.idle_biases import idle_biases
 from goldstick.hf.key_report import key_report
 from goldstick.jobs.doctor.examined import Examined
 from goldstick.jobs.doctor.finding import Finding
@@ -18,7 +19,9 @@ _AGAIN = "fetch the checkpoint again, or export it again with the tool it came f
 
 def tensor_findings(examined: Examined) -> Iterator[Finding]:
     """What is missing, extra or misshapen, by config and headers alone."""
-    unused = unused_tensors(examined.directory)
+    unused = [*unused_tensors(examined.directory)]
+    if examined.stored is not None:
+        unused += idle_biases(examined.stored, examined.names, examined.network)
     found = key_report(examined.tensors, examined.stored, examined.table, examined.names, examined.network, unused)
     told = {finding.where[0].partition(":")[0] for finding in examined.contradictions}
     if missing := _untold(examined, found.missing, told):

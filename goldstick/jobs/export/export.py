@@ -21,7 +21,7 @@ from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.source import read_json
 from goldstick.checkpoint.source_files import SourceFiles
 from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
-from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
+from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.disk_space import require_space
 from goldstick.core.processes import told_by_first
@@ -225,7 +225,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         kv=plan.kv,
         described_in=directory,
         inputs=inputs_beside(directory),
-        unused=unused_tensors(directory),
+        unused=plan.checkpoint.unused,
         exported_from={"format": stored.format.name, "files": hashes},
     )
 

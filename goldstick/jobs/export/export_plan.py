@@ -37,6 +37,8 @@ class ExportPlan:
 
     def scales_of(self, layer: StoredLayer) -> torch.dtype:
         """Dtype in which the scales of a layer are handed to the format."""
+        if layer.scale_dtype is torch.float8_e8m0fnu:
+            return torch.float32  # which holds every exponent
         if layer.scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
             return self.scale_dtype
         if not self.checkpoint.stored.format.float16_scales:
