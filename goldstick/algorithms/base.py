@@ -20,7 +20,7 @@ from goldstick.core.output_groups import OutputGroups
 from goldstick.core.scheme import Scheme
 from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
-from goldstick.errors import QuantizationError
+from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
@@ -176,7 +176,14 @@ class Quantizer(Algorithm):
     tie: Tie = "error"
 
     def __post_init__(self) -> None:
-        self.schemes()
+        for scheme in self.schemes():
+            grid = scheme.weight
+            if grid.integers and grid.bits == 1 and (grid.symmetric or not self.fractional_zeros):
+                raise RecipeError(
+                    f"{self.name} cannot make {scheme.label} of a weight: with whole zeros the two levels of a 1-bit "
+                    "code are 0 and one other, and nearly every weight would become 0. Use 2 bits or more, or slb "
+                    "with w1a16-channel-asym, which has −α and α."
+                )
 
     @property
     def quantizes(self) -> bool:

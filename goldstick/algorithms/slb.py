@@ -176,10 +176,6 @@ class SLB(TrainedQuantizer):
                 raise RecipeError(
                     f"slb trains integer codes with float scales, and {scheme.label} has none; use gptq or awq for it."
                 )
-            if scheme.weight.symmetric and scheme.weight.bits == 1:
-                raise RecipeError(
-                    f"The levels of {scheme.label} would be −1 and 0; use w1a16-channel-asym, which has −α, α."
-                )
 
     @property
     def fractional_zeros(self) -> bool:

@@ -23,7 +23,8 @@ from goldstick.core.edits import Quantize
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
 from goldstick.core.training import TrainingOptions
-from goldstick.errors import QuantizationError
+from goldstick.errors import QuantizationError, RecipeError
+from goldstick.recipes.recipe import Recipe
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
 
@@ -117,3 +118,12 @@ def test_what_it_says_it_does_it_does(algorithm: type[Algorithm]) -> None:
         assert isinstance(edit, Quantize)
         assert edit.algorithm == made.name
     assert made.quantizes == isinstance(made, Quantizer)
+
+
+@pytest.mark.parametrize("stage", ["rtn", "gptq", "awq"])
+@pytest.mark.parametrize("scheme", ["w1a16-g32", "w1a16-channel-asym"])
+def test_one_bit_is_not_rounded_to_zeros(stage: str, scheme: str) -> None:
+    with pytest.raises(RecipeError, match=f"{stage} cannot make {scheme} of a weight: .* Use 2 bits or more, or slb"):
+        Recipe.load({"stages": [{stage: {"scheme": scheme}}]})
+    with pytest.raises(RecipeError, match=f"{stage} cannot make {scheme}"):
+        Recipe.load({"stages": [{stage: {"overrides": {"*q_proj": scheme}}}]})
