@@ -4,13 +4,13 @@
 
 - *Written here.* goldstick stores it as GPTQ (both versions) and AWQ; plain transformers with GPTQModel reads the
   files, and ``goldstick.accelerate`` takes over what that loaded.
-- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ and llm-compressor quantize it, and read
-  back what they wrote. goldstick inspects, loads and exports the same files.
+- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ, llm-compressor and auto-round quantize
+  it, and read back what they wrote. goldstick inspects, loads and exports the same files.
 
 Each time the largest difference of the logits is taken, three times. ``difference`` is of the same arithmetic and must
 be within 5e-4: GPTQModel's layers multiply codes and scales in float16, also in a model of float32, so goldstick's
-weights are dequantized in float16 beside them and AutoGPTQ's and AutoAWQ's, in float32 beside compressed-tensors', and
-everything else is float32.
+weights are dequantized in float16 beside them and AutoGPTQ's, AutoAWQ's and auto-round's, in float32 beside
+compressed-tensors', and everything else is float32.
 ``in_float32`` and ``by_default`` are of goldstick's model in float32 as it is, with its plain backend and with the one
 it chooses by itself. All goes to ``results/cross-reading.json`` with every version.
 
@@ -60,6 +60,7 @@ WRITERS = {
     "llm-compressor": "write_llm_compressor.py",
     "autogptq": "write_autogptq.py",
     "autoawq": "write_autoawq.py",
+    "auto-round": "write_auto_round.py",
 }
 #: The file in which a tool that no reader calls any more says what it answers itself.
 ANSWER = "answer.safetensors"
@@ -69,12 +70,12 @@ def main() -> None:
     """Run everything, print a line for each checkpoint, write the results."""
     arguments = parse()
     pythons = {"gptqmodel": arguments.gptqmodel, "llm-compressor": arguments.llm_compressor}
-    pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools)
+    pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools) | {"auto-round": arguments.auto_round}
     with tempfile.TemporaryDirectory(prefix="goldstick-cross-reading-") as folder:
         work = Work(Path(folder), pythons)
         if arguments.miniatures:
             work.model = miniature(work.folder / "float")
-            work.miniatures(arguments.miniatures)
+            work.miniatures(arguments.miniatures, [tool for tool in THEIRS if pythons[tool]])
             return
         work.model = reference_in_float16(work.folder / "float")
         results = {"written_here": work.written_here(), "written_there": work.written_there()}
@@ -94,12 +95,23 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gptqmodel", required=True, metavar="PYTHON", help="a Python that has GPTQModel and optimum")
-    parser.add_argument("--llm-compressor", required=True, metavar="PYTHON", help="a Python that has llm-compressor")
-    parser.add_argument("--auto-tools", required=True, metavar="PYTHON", help="a Python that has AutoGPTQ and AutoAWQ")
-    parser.add_argument("--miniatures", type=Path, metavar="DIRECTORY", help="write the tests' files there, and end")
+    tools = {
+        "--gptqmodel": "GPTQModel and optimum",
+        "--llm-compressor": "llm-compressor",
+        "--auto-tools": "AutoGPTQ and AutoAWQ",
+        "--auto-round": "auto-round",
+    }
+    for option, holds in tools.items():
+        parser.add_argument(option, metavar="PYTHON", help=f"a Python that has {holds}")
+    parser.add_argument(
+        "--miniatures", type=Path, metavar="DIRECTORY", help="write the tests' files of the tools given there, and end"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    missing = [option for option in tools if getattr(arguments, option[2:].replace("-", "_")) is None]
+    if missing and not arguments.miniatures:
+        parser.error(f"all tools are compared; {', '.join(missing)} is missing")
+    return arguments
 
 
 def on_float16_weights(checkpoint: Path) -> Any:
@@ -171,9 +183,9 @@ class Work:
                 }
         return results
 
-    def miniatures(self, output: Path) -> None:
-        """The files of the tools with what their own readers answer, for the tests."""
-        for tool in THEIRS:
+    def miniatures(self, output: Path, tools: Iterable[str]) -> None:
+        """The files of tools with what their own readers answer, for the tests."""
+        for tool in tools:
             made = self.let_write(tool)
             theirs, _ = self.answers(tool, made)
             for name, path in made.items():

@@ -29,7 +29,7 @@ _A8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strateg
 
 _GPTQ: dict[str, Any] = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 
-#: The tools' files: options of GPTQModel's and AutoGPTQ's configs, config groups of compressed-tensors.
+#: The tools' files: options of GPTQModel's and AutoGPTQ's configs, config groups of compressed-tensors, schemes.
 THEIRS: dict[str, dict[str, Any]] = {
     "gptqmodel": {
         "gptq": {"bits": 4, "group_size": 32},
@@ -47,6 +47,17 @@ THEIRS: dict[str, dict[str, Any]] = {
         "asymmetric": {**_GPTQ, "sym": False},
     },
     "autoawq": {"gemm": {"group_size": 32}},
+    "auto-round": {
+        "w4a16": {"scheme": {"bits": 4, "group_size": 32, "sym": True}},
+        "asymmetric": {"scheme": {"bits": 4, "group_size": 32, "sym": False}},
+        "mixed": {
+            "scheme": {"bits": 2, "group_size": 32, "sym": True},
+            "layers": {
+                "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 64},
+                "model.layers.0.self_attn.q_proj": {"bits": 16},
+            },
+        },
+    },
 }
 
 #: What goldstick then exports each of them to, or refuses to.

@@ -21,6 +21,8 @@ FORMATS: Registry[StorageFormat] = Registry(
         "gptq": "goldstick.formats.gptq:GPTQ",
         "gptq-v2": "goldstick.formats.gptq:GPTQ_V2",
         "awq": "goldstick.formats.awq:AWQ",
+        "auto-round": "goldstick.formats.auto_round:AUTO_ROUND",
+        "auto-round-awq": "goldstick.formats.auto_round:AUTO_ROUND_AWQ",
         "fp8": "goldstick.formats.fp8:FP8",
         "mxfp4": "goldstick.formats.mxfp4:MXFP4",
         "modelopt": "goldstick.formats.modelopt:MODELOPT",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class Awq(WeightOnly):
     name = "awq"
     method = "awq"
     title = "AWQ"
-    packages = ("gptqmodel",)
+    packages: ClassVar[tuple[str, ...]] = ("gptqmodel",)
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Kinds and widths that the GEMM layout does not hold."""
@@ -135,15 +135,7 @@ class Awq(WeightOnly):
     def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """What the config says, and each layer's zeros of symmetry; these are read."""
 
-        def scheme_of(codes: str, site: str) -> Scheme:
-            name = part_name(codes, ".qzeros")
-            if name not in tensors:
-                raise CheckpointError(f"The tensor {name!r} is missing, which AWQ layers have.")
-            if tensors[name].dtype is not torch.int32:
-                raise CheckpointError(f"The tensor {name!r} is of another type than int32.")
-            return awq_scheme(config, tensors[name].read())
-
-        return scheme_of
+        return lambda codes, site: awq_scheme(config, stored_zeros(codes, tensors))
 
     def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
         """Modules whose name contains a listed one, and all outside the blocks."""
@@ -172,6 +164,20 @@ AWQ = Awq()
 def _reordered(codes: Tensor, order: Sequence[int]) -> Tensor:
     """Codes [rows, n] with every eight of a row put in another order."""
     return codes.reshape(len(codes), -1, 8)[..., list(order)].reshape(len(codes), -1)
+
+
+def stored_zeros(codes: str, tensors: Mapping[str, StoredTensor]) -> Tensor:
+    """The words of zeros of the layer whose codes a tensor holds.
+
+    Raises:
+        CheckpointError: They are missing, or no words.
+    """
+    name = part_name(codes, ".qzeros")
+    if name not in tensors:
+        raise CheckpointError(f"The tensor {name!r} is missing, which AWQ layers have.")
+    if tensors[name].dtype is not torch.int32:
+        raise CheckpointError(f"The tensor {name!r} is of another type than int32.")
+    return tensors[name].read()
 
 
 def awq_scheme(config: Mapping[str, Any], qzeros: Tensor) -> Scheme:

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class Gptq(WeightOnly):
 
     method = "gptq"
     title = "GPTQ"
-    packages = ("gptqmodel", "optimum")
+    packages: ClassVar[tuple[str, ...]] = ("gptqmodel", "optimum")
     holds_order = True
 
     def __init__(self, version: int) -> None:

@@ -102,11 +102,9 @@ def refuses_words(layer: StoredLayer, title: str, inputs: int, outputs: int) -> 
 
 
 def refuses_mixture(layers: Sequence[StoredLayer], ties: Mapping[str, str], title: str) -> str | None:
-    """Why layers that could be held each cannot be held together."""
-    if not layers:
-        return f"nothing is quantized, and a {title} checkpoint without quantized layers has no meaning"
-    if ties:
-        return f"{next(iter(ties))} runs on the quantized weight of another layer, which {title} cannot say"
+    """Why layers that could be held each cannot be held together where a config names one scheme."""
+    if reason := refuses_joined(layers, ties, title):
+        return reason
     sizes = {stored_group_size(layer.scheme.weight): layer for layer in layers}
     bits = {layer.scheme.weight.bits: layer for layer in layers}
     if len(sizes) > 1 or len(bits) > 1:
@@ -115,6 +113,15 @@ def refuses_mixture(layers: Sequence[StoredLayer], ties: Mapping[str, str], titl
             f"its config names one scheme for all layers, and {one.site} is {one.scheme.label}, {other.site} is "
             f"{other.scheme.label}"
         )
+    return None
+
+
+def refuses_joined(layers: Sequence[StoredLayer], ties: Mapping[str, str], title: str) -> str | None:
+    """Why layers that could be held each cannot be held together, whatever their schemes."""
+    if not layers:
+        return f"nothing is quantized, and a {title} checkpoint without quantized layers has no meaning"
+    if ties:
+        return f"{next(iter(ties))} runs on the quantized weight of another layer, which {title} cannot say"
     owners: set[str] = set()
     for layer in layers:
         if layer.site in owners:

@@ -22,6 +22,8 @@ _AGAIN = "quantize the layer again from the float model"
 _DEAD = f"nothing where the float weights are 0 too; otherwise {_AGAIN}"
 #: A share of dead groups beyond which the layer was not pruned but lost.
 _MOST_DEAD = 0.5
+#: The share of negative scales from which on they are no accident.
+_CHOSEN = 1 / 8
 
 
 @dataclass(kw_only=True)
@@ -84,7 +86,7 @@ def _scale_findings(layer: StoredLayer, tensor: QuantizedTensor, *, signed: bool
     kinds = [("nan-scales", "scales that are NaN or infinite", ~scale.isfinite())]
     if tensor.grid.superblock is None:  # where small groups beside large ones get the integer 0
         kinds.append(("zero-scales", "scales of zero, which make their weights 0", scale == 0))
-    if not signed:
+    if not signed and not _signs_chosen(tensor):
         kinds.append(("negative-scales", "negative scales, which no writer of this format makes", scale < 0))
     for check, what, wrong in kinds:
         if number := int(wrong.sum()):
@@ -92,6 +94,13 @@ def _scale_findings(layer: StoredLayer, tensor: QuantizedTensor, *, signed: bool
     shifts = tensor.shifts()
     if shifts is not None and (number := int((~shifts.isfinite()).sum())):
         yield _finding("fault", "nan-scales", "zeros that are NaN or infinite", f"{layer.name}: {number}", _AGAIN)
+
+
+def _signs_chosen(tensor: QuantizedTensor) -> bool:
+    """Whether a writer may have chosen the signs of a layer's scales: that of the largest weight in a group gives it
+    one code more, and auto-round, which does so in any format, then makes about half of them negative."""
+    negative = float((tensor.steps() < 0).float().mean())
+    return tensor.grid.symmetric and tensor.grid.integers and negative >= _CHOSEN
 
 
 def _code_findings(layer: StoredLayer, tensor: QuantizedTensor, finite: bool) -> Iterator[Finding]:

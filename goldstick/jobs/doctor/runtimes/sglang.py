@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
@@ -17,6 +18,7 @@ from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import (
     AMD,
     CPU,
+    HARDWARE,
     NVIDIA,
     Answers,
     Rule,
@@ -59,6 +61,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == GGUF.method:
         no_cpu = no("there is no such kernel for CPUs")
         yield "GGUF", {NVIDIA: from_capability("6.0", "give it the file"), AMD: unread(), CPU: no_cpu}
+    elif method == AUTO_ROUND.method:
+        yield str(method), dict.fromkeys(HARDWARE, unread())
     elif method is not None:
         yield f"quant_method {method}", refused("it knows no such method")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from goldstick.formats import FALLBACK
+from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
@@ -59,6 +60,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
         yield str(method), _everywhere(words)
     elif method == GGUF.method:
         yield "GGUF", _everywhere("with gguf_file=; packages gguf and accelerate; dequantized where it has no kernel")
+    elif method == AUTO_ROUND.method:
+        yield str(method), _by_auto_round(subject)
     elif method == NATIVE.method or method is not None:
         yield f"quant_method {method}", refused("it draws the weights of a method that it does not know at random")
 
@@ -77,6 +80,13 @@ def _by_gptqmodel(subject: Subject, words: str) -> Answers:
         reason = f"channels of 4 bits have 32, 64, 128 or 256 inputs there, not that of {wide[0]}"
         return {**_everywhere(words), CPU: no(reason)}
     return _everywhere(words)
+
+
+def _by_auto_round(subject: Subject) -> Answers:
+    """auto-round 0.16.1 runs layers packed as AWQ's on processors by kernels of a package of their own."""
+    words = "package auto-round"
+    packed = str(subject.table.get("packing_format"))
+    return {**_everywhere(words), CPU: yes(f"{words} and auto-round-lib" if "awq" in packed else words)}
 
 
 def _asymmetric(subject: Subject) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
@@ -13,7 +14,7 @@ from goldstick.formats.modelopt import MODELOPT
 from goldstick.formats.mxfp4 import MXFP4
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
 from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
-from goldstick.jobs.doctor.runtimes.runtime import Answers, Rule, Runtime, names_in, refused
+from goldstick.jobs.doctor.runtimes.runtime import HARDWARE, Answers, Rule, Runtime, names_in, refused, unread
 from goldstick.jobs.doctor.runtimes.servers import server_rules
 from goldstick.jobs.doctor.runtimes.subject import Subject
 from goldstick.jobs.doctor.runtimes.transforms import on_nvidia_alone, turned_on_several
@@ -49,6 +50,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
         yield f"{method} of {subject.architecture}", mxfp4_experts(subject.architecture)
     elif method == MODELOPT.method:
         yield f"{method} {table.get('quant_algo')}", model_optimizer(table)
+    elif method == AUTO_ROUND.method:
+        yield str(method), dict.fromkeys(HARDWARE, unread())
     elif method is not None:
         words = (
             "GGUF files are read by the package vllm-gguf-plugin alone" if subject.gguf else "it knows no such method"
