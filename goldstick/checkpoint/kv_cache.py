@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.core.kv_cache import KVScales, KVScheme, KVSettings
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
@@ -133,8 +134,15 @@ def kv_sidecar(settings: KVSettings) -> bytes:
     return json.dumps({"version": KV_VERSION, "scheme": scheme, "layers": layers}).encode() + b"\n"
 
 
-def read_kv(directory: Path, quantization_config: Mapping[str, Any]) -> KVSettings | None:
+def read_kv(
+    directory: Path, quantization_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None = None
+) -> KVSettings | None:
     """The quantized cache of a checkpoint: the sidecar where there is one, otherwise what compressed-tensors says.
+
+    Args:
+        directory: The checkpoint.
+        quantization_config: What its config has under this name.
+        tensors: Every tensor of it, where its headers were read already.
 
     Raises:
         CheckpointError: The sidecar is damaged, or scales are missing.
@@ -144,7 +152,7 @@ def read_kv(directory: Path, quantization_config: Mapping[str, Any]) -> KVSettin
     if path.is_file():
         return _from_sidecar(path)
     scheme = quantization_config.get("kv_cache_scheme")
-    return _from_tensors(directory, scheme) if scheme else None
+    return _from_tensors(directory, scheme, tensors) if scheme else None
 
 
 def _from_sidecar(path: Path) -> KVSettings:
@@ -166,7 +174,7 @@ def _from_sidecar(path: Path) -> KVSettings:
         raise CheckpointError(f"{path} is damaged: {error} Copy the checkpoint again.") from error
 
 
-def _from_tensors(directory: Path, scheme: Mapping[str, Any]) -> KVSettings:
+def _from_tensors(directory: Path, scheme: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> KVSettings:
     """What another tool wrote: scales by tensor or head, or none for a dynamic cache."""
     if not isinstance(scheme, Mapping):
         raise FormatError(f"The config's kv_cache_scheme is a table, not {shown(scheme)}.")
@@ -181,7 +189,7 @@ def _from_tensors(directory: Path, scheme: Mapping[str, Any]) -> KVSettings:
     if dynamic:
         return KVSettings(scheme=KVScheme(dtype=dtype, mode="dynamic", keys="head", values="head"), scales={})
     found: dict[int, dict[str, Tensor]] = {}
-    for name, info in open_tensors(directory).items():
+    for name, info in (open_tensors(directory) if tensors is None else tensors).items():
         match = re.search(r"\.(\d+)\.(?:\w+\.)*([kv]_scale)$", name)
         if match:
             if not info.dtype.is_floating_point or not 0 < info.shape.numel() <= _MOST_HEADS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from goldstick.checkpoint.file_state import FileState
 from goldstick.checkpoint.gguf.shards import gguf_file_in
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
+from goldstick.checkpoint.missing_weights import no_weights
 from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.checkpoint.strict_json import parse_object, size_limit
 from goldstick.core.utf8_paths import require_utf8
@@ -109,14 +110,20 @@ def _no_model(path: Path, local: bool = False) -> SourceError:
     return SourceError(f"There is no model directory {str(path)!r}. {remedy}")
 
 
-def open_tensors(directory: Path) -> dict[str, TensorInfo]:
+def open_tensors(directory: Path, files: Sequence[str] = ()) -> dict[str, TensorInfo]:
     """Every tensor of a checkpoint directory by name, from the headers of its files.
+
+    Args:
+        directory: The checkpoint.
+        files: Names of its weight files, where others are meant than those that every reader takes.
 
     Raises:
         SourceError: Files are missing, damaged, named outside the directory, or only pickles are there.
     """
     index = directory / INDEX_NAME
     try:
+        if files and not any(name.endswith(PICKLES) for name in files):
+            return _together({name: read_header(_inside(directory, name)) for name in files})
         single = directory / SINGLE_NAME
         if single.exists():  # transformers takes it before an index, which may be left of an earlier save
             return read_header(_inside(directory, single.name))
@@ -130,14 +137,7 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
     file = gguf_file_in(directory)
     if file is not None:
         return gguf_tensors(file, _dtype_of_vectors(directory))
-    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        raise SourceError(
-            f"{directory} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when opened. "
-            "Convert "
-            "them to safetensors first: load the model with transformers and call save_pretrained."
-        )
-    raise SourceError(f"{directory} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME} is there.")
+    raise SourceError(no_weights(directory, SINGLE_NAME, INDEX_NAME, PICKLES))
 
 
 def named_by_autogptq(directory: Path) -> str | None:
@@ -170,20 +170,26 @@ def _indexed(directory: Path, index: Path) -> dict[str, TensorInfo]:
     shards: dict[str, dict[str, TensorInfo]] = {}
     for shard in dict.fromkeys(weight_map.values()):
         shards[shard] = read_header(_inside(directory, shard))
+    tensors = _together(shards)
+    for name, info in tensors.items():
+        if weight_map.get(name) != info.file.name:
+            raise SourceError(
+                f"{info.file.name} holds the tensor {name!r}, which {index.name} places in "
+                f"{weight_map.get(name, 'no file')}."
+            )
+    lost = sorted(set(weight_map) - set(tensors))
+    if lost:
+        raise SourceError(f"{index.name} places {lost[0]!r} in {weight_map[lost[0]]}, which does not hold it.")
+    return tensors
+
+
+def _together(shards: Mapping[str, Mapping[str, TensorInfo]]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for shard, infos in shards.items():
         for name, info in infos.items():
             if name in tensors:
                 raise SourceError(f"The tensor {name!r} is stored twice: in {tensors[name].file.name} and in {shard}.")
-            if weight_map.get(name) != shard:
-                raise SourceError(
-                    f"{shard} holds the tensor {name!r}, which {index.name} places in "
-                    f"{weight_map.get(name, 'no file')}."
-                )
             tensors[name] = info
-    lost = sorted(set(weight_map) - set(tensors))
-    if lost:
-        raise SourceError(f"{index.name} places {lost[0]!r} in {weight_map[lost[0]]}, which does not hold it.")
     return tensors
 
 

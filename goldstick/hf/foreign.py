@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.checkpoint.kv_cache import read_kv
+from goldstick.checkpoint.source import open_tensors
 from goldstick.errors import FormatError
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.loading import translated
@@ -35,13 +36,15 @@ class ForeignQuantizer(GoldstickQuantizer):
                 "goldstick reads a quantized checkpoint from its files; a state_dict does not say enough."
             )
         directory, self.table = Path(checkpoint_files[0]).parent, config.table
-        self.quantization_config = GoldstickConfig(**translated(directory, model, self.table))
+        # Those that transformers chose: a variant's, or shards that a config names.
+        self.tensors = open_tensors(directory, [Path(file).name for file in checkpoint_files])
+        self.quantization_config = GoldstickConfig(**translated(directory, model, self.table, self.tensors))
         super()._process_model_before_weight_loading(model, checkpoint_files)
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         model = super()._process_model_after_weight_loading(model)
         assert self.directory is not None  # of the files
-        kv = read_kv(self.directory, self.table)
+        kv = read_kv(self.directory, self.table, self.tensors)
         if kv is not None:
             use_quantized_cache(model, kv)
         return model

@@ -23,6 +23,7 @@ from goldstick.formats import FORMATS
 from goldstick.formats.base import RotationOf, SchemeOf, StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
+from goldstick.hf.other_class import is_of_another_class
 from goldstick.structure.network import Network
 
 
@@ -110,6 +111,7 @@ class DeclaredLayers:
         self.listed = self.format.listed(config)
         self._directory, self._config, self._names, self._tensors = directory, config, names, tensors
         self._owners = {site.parameter_name: site for site in network.sites}
+        self._of_another = is_of_another_class(names.model)
         if unknown := sorted({*self.listed.schemes, *self.listed.ties} - set(network.by_name)):
             raise CheckpointError(f"{directory} quantizes {unknown[0][:200]!r}, which its model does not have.")
 
@@ -125,7 +127,7 @@ class DeclaredLayers:
         if weight is None:
             return None
         site = self._owners.get(self._names.piece(weight).parameter)
-        if site is None and self._names.ignores(weight):
+        if site is None and self._is_left_out(weight):
             return None  # of a part that the model leaves out, such as the prediction of further tokens
         scheme = self._scheme_of(name, site.name) if site is not None else None
         if site is None or scheme is None:
@@ -151,6 +153,11 @@ class DeclaredLayers:
         layer = dataclasses.replace(layer, rotated=self._rotation_of(weight, site.name, site.in_features))
         act_order = site.name in self.listed.act_order or self.format.act_order(layer, self._tensors)
         return dataclasses.replace(layer, act_order=act_order)
+
+    def _is_left_out(self, weight: str) -> bool:
+        """Whether a weight is of a part that the model lacks by its class, or since the files are of another class."""
+        known = self._names.model.state_dict()
+        return self._names.ignores(weight) or (self._of_another and self._names.piece(weight).parameter not in known)
 
     def refuse_turned_floats(self, layers: Sequence[StoredLayer]) -> None:
         """Refuse a config that has the input of a layer turned at run time that is not quantized, or of none.

@@ -139,20 +139,23 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     return cls, settings, with_native_experts(checkpoint.stored, checkpoint.network)
 
 
-def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def translated(
+    directory: Path, model: Any, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+) -> dict[str, Any]:
     """What a ``quantization_config`` says, in the native format's words.
 
     Args:
         directory: The checkpoint.
         model: Its transformers model, on the meta device.
         config: Its ``quantization_config``.
+        tensors: Every tensor of it.
 
     Raises:
         CheckpointError: Tensors are missing, or of another shape than declared.
         FormatError: The method, the layout or a scheme is not one goldstick reads.
     """
     names, network = CheckpointNames(model), Network(model)
-    found = read_layers(directory, config, names, network)
+    found = read_layers(directory, config, names, network, tensors)
     for layer in found.layers:
         if layer.kind == "experts" and not is_stacked_as_stored(found.format, layer):
             raise FormatError(

@@ -39,7 +39,9 @@ from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.formats.native import NATIVE
 from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
-from goldstick.hf.names import ROW_OPERATIONS, CheckpointNames
+from goldstick.hf.names import CheckpointNames
+from goldstick.hf.other_class import is_of_another_class, table_for
+from goldstick.hf.packed_conversions import with_packed_tensors
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
 from goldstick.structure.network import Network, Site
@@ -98,6 +100,9 @@ class GoldstickQuantizer(HfQuantizer):
         self.network, self.names = Network(model), CheckpointNames(model)
         storage = self.quantization_config.storage
         self.format: StorageFormat = NATIVE if storage is None else FORMATS[storage]
+        if is_of_another_class(model):
+            fitted = table_for(self.network, self.quantization_config.to_dict())
+            self.quantization_config = GoldstickConfig(**fitted)
         self.listed = read_table(self.quantization_config.to_dict())
         self.schemes = self.listed.schemes
         self.suffixes: dict[str, tuple[str, ...]] = {}
@@ -159,21 +164,8 @@ class GoldstickQuantizer(HfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Let every conversion of ``….weight`` into (a part of) a fused parameter take our tensors, too."""
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
-        extended = []
-        for conversion in weight_conversions:
-            extended.append(conversion)
-            if isinstance(conversion, WeightConverter):
-                if not {type(operation).__name__ for operation in conversion.operations} <= ROW_OPERATIONS:
-                    continue  # what does not only move rows is stored as the model holds it
-                sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
-                for suffix in dict.fromkeys((*self.format.expert_suffixes, *NATIVE.expert_suffixes)):
-                    named = [source + suffix for source in sources], [target + suffix for target in targets]
-                    extended.append(conversion.copy(*named, operations=list(conversion.operations)))
-            elif isinstance(conversion, WeightRenaming):
-                extended += _renamed_with_suffixes(conversion)
-        return extended
+        suffixes = dict.fromkeys((*self.format.expert_suffixes, *NATIVE.expert_suffixes))
+        return with_packed_tensors(weight_conversions, tuple(suffixes))
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         from goldstick import surgery
@@ -275,15 +267,6 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
     """Let a quantizer of goldstick's serve a method, whoever did so before."""
     AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
     AUTO_QUANTIZER_MAPPING[method] = quantizer
-
-
-def _renamed_with_suffixes(renaming: Any) -> list[Any]:
-    """Renamings of the tensors that a weight becomes: transformers takes a pattern's last word as a whole one."""
-    (source, *more), (target, *_) = renaming._original_source_patterns, renaming._original_target_patterns
-    source = source.removesuffix("$").removesuffix("(?!_)")
-    if more or not (source.endswith("weight") or target.endswith("weight")):
-        return []
-    return [renaming.copy([source + suffix], [target + suffix]) for suffix in NATIVE.expert_suffixes]
 
 
 def _held_beside(site: Site) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 
 import goldstick
 from goldstick import registration
-from goldstick.errors import CheckpointError, UsageError
+from goldstick.errors import CheckpointError, SourceError, UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.foreign import ForeignQuantizer
 from goldstick.jobs.save import finish
@@ -92,6 +93,32 @@ def test_an_awq_checkpoint_too(tmp_path: Path) -> None:
     goldstick.export(FOLDER / "gptqmodel-gptq", "awq", output=tmp_path / "awq", proof="tensors")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "awq").eval()
     assert torch.equal(logits(model), logits(goldstick.load(FOLDER / "gptqmodel-gptq")))
+
+
+def test_a_variant_is_read_from_its_own_files(tmp_path: Path) -> None:
+    goldstick.register("gptq")
+    folder = Path(shutil.copytree(FOLDER / "gptqmodel-gptq", tmp_path / "copy"))
+    (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+    found = logits(AutoModelForCausalLM.from_pretrained(folder, variant="fp16"))
+    assert torch.equal(found, logits(goldstick.load(FOLDER / "gptqmodel-gptq")))
+    remedy = "Rename the variant that is meant: model.fp16.safetensors to model.safetensors"
+    with pytest.raises(SourceError, match=re.escape(remedy)):
+        goldstick.load(folder)
+    tensors = load_file(folder / "model.fp16.safetensors")
+    half = len(tensors) // 2
+    names = [f"model.fp16-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    parts = dict(list(tensors.items())[:half]), dict(list(tensors.items())[half:])
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name, metadata={"format": "pt"})
+    (folder / "model.fp16.safetensors").unlink()
+    places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+    index = folder / "model.safetensors.index.fp16.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder, variant="fp16")), found)
+    with pytest.raises(SourceError, match=r"model\.safetensors\.index\.fp16\.json to model\.safetensors\.index\.json"):
+        goldstick.load(folder)
+    index.rename(folder / "model.safetensors.index.json")
+    assert torch.equal(logits(goldstick.load(folder)), found)
 
 
 def test_the_cache_of_a_native_checkpoint_lies_beside_its_weights(

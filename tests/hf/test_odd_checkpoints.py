@@ -24,7 +24,8 @@ from transformers.core_model_loading import MergeModulelist, Transpose, WeightCo
 import goldstick
 from goldstick.formats.native import NATIVE
 from goldstick.hf.names import load_config
-from goldstick.hf.quantizer import GoldstickQuantizer, _renamed_with_suffixes
+from goldstick.hf.packed_conversions import _renamed_with_suffixes
+from goldstick.hf.quantizer import GoldstickQuantizer
 from goldstick.hf.stored_weight import StoredWeight
 from goldstick.jobs.proof.observation import first_output, observe
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
