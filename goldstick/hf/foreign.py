@@ -6,6 +6,7 @@ is not installed, and those the user asks for.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ class ForeignConfig(GoldstickConfig):
         super().__init__()
         self.table = table
         self.quant_method = table.get("quant_method", "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table of the file."""
+        return copy.deepcopy(self.table)
 
 
 class ForeignQuantizer(GoldstickQuantizer):

@@ -50,6 +50,7 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
             f"{directory} does not hold what its config promises: {kind.replace('_', ' ')} {', '.join(names[:3])}"
             f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. The checkpoint is damaged or incomplete."
         )
+    model.config.quantization_config = copy.deepcopy(config["quantization_config"])
     kv = read_kv(directory, config["quantization_config"])
     if kv is not None:  # where transformers alone reads a native checkpoint, its quantizer does the same
         use_quantized_cache(model, kv)

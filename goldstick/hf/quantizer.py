@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
@@ -24,15 +24,15 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.core.edits import Quantize
 from goldstick.core.layout import Layout
-from goldstick.core.lost_weights import check_no_weight_is_lost
-from goldstick.core.qtensor import QuantizedTensor, scale_dtype
+from goldstick.core.qtensor import scale_dtype
 from goldstick.core.scheme import Scheme
-from goldstick.errors import CheckpointError, FormatError, GoldstickError
+from goldstick.errors import CheckpointError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_multiplier
@@ -44,10 +44,12 @@ from goldstick.hf.other_class import is_of_another_class, table_for
 from goldstick.hf.packed_conversions import with_packed_tensors
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
+from goldstick.hf.unpacked import unpack_read
 from goldstick.structure.network import Network, Site
 from goldstick.structure.rotation.online import turn_input
 
 METHOD = NATIVE.method
+logger = logging.get_logger(__name__)
 
 
 class GoldstickConfig(QuantizationConfigMixin):
@@ -85,6 +87,15 @@ class GoldstickConfig(QuantizationConfigMixin):
         self.multiplied, self.reordered = list(multiplied), list(reordered)
         self.unused, self.rotated = list(unused), rotated or {}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The table as the native format writes it."""
+        optional = ("storage", "multiplied", "reordered", "unused", "rotated")
+        return {key: value for key, value in super().to_dict().items() if value or key not in optional}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """An entry: transformers asks so where it is given the config of a loaded model for another one."""
+        return self.to_dict().get(key, default)
+
 
 class GoldstickQuantizer(HfQuantizer):
     """Puts places for packed tensors into the empty model, and modules that run on them afterwards."""
@@ -93,9 +104,16 @@ class GoldstickQuantizer(HfQuantizer):
     quantization_config: GoldstickConfig
     #: Blocks that are read later, one at a time.
     postponed: tuple[str, ...] = ()
+    directory: Path | None = None
+
+    def __init__(self, quantization_config: GoldstickConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        #: What the files say, which the model's config goes on saying, whatever it means for the model.
+        self.told = quantization_config
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
-        self.directory = Path(checkpoint_files[0]).parent if checkpoint_files else None
+        if checkpoint_files:
+            self.directory = Path(checkpoint_files[0]).parent
         cut_as_told(model)
         self.network, self.names = Network(model), CheckpointNames(model)
         storage = self.quantization_config.storage
@@ -171,6 +189,7 @@ class GoldstickQuantizer(HfQuantizer):
         from goldstick import surgery
 
         restore_as_told(model)
+        model.config.quantization_config = self.told
         for name, scheme in self.schemes.items():
             if self.network.by_name[name].block not in self.postponed:
                 self._finish(self.network.by_name[name], scheme)
@@ -199,7 +218,7 @@ class GoldstickQuantizer(HfQuantizer):
         storage = NATIVE if site.layout.fused else self.format
         input_scale, input_zero = storage.unpack_input(parts, scheme, site.module)
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
-        tensor = self._unpack(parts, scheme, site)
+        tensor = unpack_read(parts, scheme, site, storage)
         if _held_beside(site):
             if scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
                 tensor = dataclasses.replace(tensor, scale=tensor.scale.to(scale_dtype(site.dtype)))
@@ -230,21 +249,13 @@ class GoldstickQuantizer(HfQuantizer):
         turn_input(self.network, site, self.listed.rotated.get(site.name, 0))
         surgery.apply(self.network, [edit])
 
-    def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
-        storage = NATIVE if site.layout.fused else self.format
-        divisor = parts.get("_global_scale")
-        if site.layout.fused and scheme.weight.tensor_scaled and divisor is not None and divisor.shape[1] > 1:
-            rows = divisor.repeat_interleave(site.matrix_shape[1] // divisor.shape[1], dim=1)
-            parts = {**parts, "_global_scale": rows}
-        try:
-            tensor = storage.unpack(parts, scheme, site.in_features)
-            check_no_weight_is_lost(tensor)
-        except GoldstickError as error:
-            raise FormatError(f"{site.module} cannot be loaded: {error}") from error
-        return tensor
-
     def is_serializable(self, *_: Any, **__: Any) -> bool:
-        """Saving goes through goldstick, which proves what it writes."""
+        """Saving goes through goldstick, which proves what it writes; transformers lets a warning say so."""
+        logger.warning(
+            "A model on packed weights is saved by goldstick alone. Its checkpoint is the one that it was loaded "
+            "from%s: copy that, or have goldstick.export write it in another format or push it.",
+            f", {self.directory}" if self.directory else "",
+        )
         return False
 
     @property

@@ -115,7 +115,7 @@ class Network:
         self._owner = _parameter_owners(model, self.cut)
         self.sites = tuple(self._find_sites())
         self.by_name = {site.name: site for site in self.sites}
-        self.before_reading: Callable[[nn.Module], None] = lambda module: None
+        self.before_reading: Callable[[nn.Module], None] = _nothing
 
     def _find_sites(self) -> list[Site]:
         heads = {_output_head(self.model), *_tied_to_embeddings(self.model)} - {None}
@@ -203,6 +203,10 @@ _KINDS: tuple[tuple[type[nn.Module], Layout], ...] = (
 )
 #: Layouts of layers that are a product.
 _PRODUCTS = {Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS}
+
+
+def _nothing(module: nn.Module) -> None:
+    """Before a weight is read that is there, nothing is to be done. A lambda could not be pickled."""
 
 
 def _refuse_shapeless(model: nn.Module) -> None:

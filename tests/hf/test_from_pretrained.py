@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +20,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 import goldstick
 from goldstick import registration
 from goldstick.errors import CheckpointError, SourceError, UsageError
+from goldstick.hf import quantizer
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.foreign import ForeignQuantizer
 from goldstick.jobs.save import finish
@@ -86,6 +89,40 @@ def test_from_pretrained_gives_what_load_gives(name: str) -> None:
     assert torch.equal(logits(model.eval()), logits(goldstick.load(FOLDER / name)))
     with pytest.raises(ValueError, match="not serializable"):
         model.save_pretrained("nowhere")
+
+
+@pytest.mark.parametrize("how", ["from_pretrained", "load"])
+def test_the_config_of_a_loaded_model_goes_on_saying_what_its_files_are(how: str, tmp_path: Path) -> None:
+    goldstick.register("gptq")
+    source = FOLDER / "gptqmodel-gptq"
+    model: Any = AutoModelForCausalLM.from_pretrained(source) if how == "from_pretrained" else goldstick.load(source)
+    folder = Path(shutil.copytree(source, tmp_path / "copy"))
+    model.config.save_pretrained(folder)
+    table = json.loads((source / "config.json").read_text())["quantization_config"]
+    assert json.loads((folder / "config.json").read_text())["quantization_config"] == table
+    assert torch.equal(logits(goldstick.load(folder)), logits(model))
+    again = AutoModelForCausalLM.from_pretrained(source, config=model.config)
+    assert isinstance(again.model.layers[0].mlp.down_proj, QuantizedLinear)
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_a_loaded_model_can_be_pickled_and_copied() -> None:
+    goldstick.register("gptq")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / "gptqmodel-gptq")
+    found = logits(model)
+    assert torch.equal(logits(pickle.loads(pickle.dumps(model))), found)
+    assert torch.equal(logits(copy.deepcopy(model)), found)
+
+
+def test_what_transformers_cannot_save_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(quantizer.logger, "warning", lambda text, *values: said.append(text % values))
+    goldstick.register("gptq")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / "gptqmodel-gptq")
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "out")
+    assert f"the one that it was loaded from, {FOLDER / 'gptqmodel-gptq'}: copy that" in said[0]
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_awq_checkpoint_too(tmp_path: Path) -> None:
