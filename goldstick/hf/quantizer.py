@@ -44,7 +44,7 @@ from goldstick.hf.other_class import is_of_another_class, table_for
 from goldstick.hf.packed_conversions import with_packed_tensors
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
-from goldstick.hf.unpacked import unpack_read
+from goldstick.hf.unpacked import require_read, unpack_read
 from goldstick.structure.network import Network, Site
 from goldstick.structure.rotation.online import turn_input
 
@@ -215,6 +215,7 @@ class GoldstickQuantizer(HfQuantizer):
         prefix = site.parameter if _held_beside(site) else "weight"
         names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in self.suffixes[site.name]}
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
+        require_read(parts, place, site)
         storage = NATIVE if site.layout.fused else self.format
         input_scale, input_zero = storage.unpack_input(parts, scheme, site.module)
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.core.lost_weights import check_no_weight_is_lost
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError, GoldstickError
+from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats.base import StorageFormat
+from goldstick.formats.input_scale import part_name
 from goldstick.structure.network import Site
+
+
+def require_read(parts: Mapping[str, Tensor], place: nn.Module, site: Site) -> None:
+    """Refuse a site of which transformers has not read everything: it leaves in its place whatever the memory held.
+
+    Args:
+        parts: What stands in the places of its tensors.
+        place: The module that holds them.
+        site: The site.
+
+    Raises:
+        CheckpointError: A tensor of it was missing, or of another shape and passed over.
+    """
+    if hasattr(place, "_hf_hook"):  # its tensors rest elsewhere, and lie here as others
+        return
+    lost = [part_name(site.parameter_name, suffix) for suffix, part in parts.items() if not _was_read(part)]
+    if lost:
+        raise CheckpointError(
+            f"{lost[0]} is missing, or of another shape than the model of this config has: a quantized layer cannot be "
+            "initialised anew. Load the checkpoint with the sizes of its own config; a layer that is to be replaced, "
+            "such as a head for other labels, is left out when the model is quantized (targets: {exclude: "
+            f'["{site.module}"]}}).'
+        )
+
+
+def _was_read(part: Tensor) -> bool:
+    return bool(getattr(part, "_is_hf_initialized", False))
 
 
 def unpack_read(parts: Mapping[str, Tensor], scheme: Scheme, site: Site, storage: StorageFormat) -> QuantizedTensor:

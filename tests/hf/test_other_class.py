@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -14,6 +15,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
@@ -109,3 +111,25 @@ def test_a_layer_that_the_models_own_class_does_not_have_is_refused(tmp_path: Pa
     (folder / "config.json").write_text(text.replace("layers.1.mlp.down_proj", "layers.7.mlp.down_proj"))
     with pytest.raises(CheckpointError, match=r"quantizes 'model\.layers\.7\.mlp\.down_proj', which the model does"):
         LlamaForCausalLM.from_pretrained(folder)
+
+
+def test_a_quantized_head_for_other_labels_is_refused_and_not_left_to_chance(tmp_path: Path) -> None:
+    bert = {key: value for key, value in GROUPED.items() if "key_value" not in key}
+    model = tiny(BertForSequenceClassification, BertConfig(**bert, num_labels=3))()
+    folder, _ = saved(model, tmp_path / "out", [{"rtn": {"scheme": "w8a16"}}])
+    with pytest.raises(CheckpointError, match=r"classifier\.weight_\w+ is missing, or of another shape"):
+        BertForSequenceClassification.from_pretrained(folder, num_labels=5, ignore_mismatched_sizes=True)
+    without, _ = saved(
+        model, tmp_path / "float", [{"rtn": {"scheme": "w8a16", "targets": {"exclude": ["classifier"]}}}]
+    )
+    found = BertForSequenceClassification.from_pretrained(without, num_labels=5, ignore_mismatched_sizes=True)
+    assert found.classifier.weight.shape == (5, 64)
+
+
+def test_a_quantized_layer_whose_codes_are_missing_is_refused(tmp_path: Path) -> None:
+    folder, _ = saved(FAMILIES["llama_gqa"](), tmp_path / "out", [{"rtn": {"scheme": "w4a16-g32"}}])
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight_packed"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight_packed is missing"):
+        AutoModelForCausalLM.from_pretrained(folder)
