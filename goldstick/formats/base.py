@@ -102,7 +102,7 @@ class StorageFormat(ABC):
         packages: What transformers needs to load it; where one is not installed, ``from_pretrained`` takes goldstick.
         loading: How to load it, for the model card.
         float16_scales: Whether its scales are float16 whatever the model is.
-        linear_only: Whether goldstick reads it for linear layers only.
+        linear_only: Whether goldstick reads it for linear layers and experts only.
         holds_stacks: Whether one tensor may hold several matrices.
         holds_order: Whether columns may lie in an order of their own.
         holds_rotations: Whether its config can say that layers turn their input at run time.

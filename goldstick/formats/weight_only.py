@@ -54,7 +54,7 @@ def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
     if not layer.scheme.weight.plain:
         return f"{title} holds integers with float scales, and its scheme is {layer.scheme.label}"
     if layer.kind == "experts":
-        return f"goldstick stores and reads no experts in {title} files, which gather otherwise than their model's"
+        return f"goldstick stores no experts in {title} files, which gather otherwise than their model's"
     if layer.kind != "linear":
         return f"{title} readers quantize linear layers only, not a {layer.kind} weight"
     if not layer.name.endswith(".weight") or len(layer.shape) != 2:

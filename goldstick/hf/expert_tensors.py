@@ -15,6 +15,7 @@ from torch import Tensor
 from goldstick.checkpoint.derived_tensor import DerivedTensor
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.core.scheme import Scheme
+from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.native import NATIVE
@@ -31,11 +32,19 @@ def with_native_experts(stored: StoredLayers, network: Network) -> dict[str, Ten
 
     Returns:
         Name → tensor; ``None`` where nothing differs from what the files hold.
+
+    Raises:
+        FormatError: Experts have their columns in an order of their own.
     """
     fused = [layer for layer in stored.layers if network.by_name[layer.site].layout.fused]
     experts = [layer for layer in fused if not is_stacked_as_stored(stored.format, layer)]
     if not experts:
         return None
+    if reordered := [layer.name for layer in experts if layer.act_order]:
+        raise FormatError(
+            f"{reordered[0]} of {stored.directory} is of an expert whose groups take their inputs from all over "
+            "the row (act-order), and goldstick runs none such. Quantize the checkpoint again: as a source it is read."
+        )
     tensors = dict(stored.tensors)
     for layer in experts:
         for suffix in stored.parts(layer):

@@ -136,9 +136,9 @@ class DeclaredLayers:
             )
         if len(codes.shape) < 2 or (len(codes.shape) > 2 and not self.format.holds_stacks):
             raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
-        if self.format.linear_only and site.layout is not Layout.LINEAR:
+        if self.format.linear_only and site.layout not in (Layout.LINEAR, Layout.EXPERTS):
             raise FormatError(
-                f"{weight} is stored as {self.format.name}, which goldstick reads for linear layers only."
+                f"{weight} is stored as {self.format.name}, which goldstick reads for linear layers and experts only."
             )
         layer = StoredLayer(
             name=weight,

@@ -221,8 +221,8 @@ class GoldstickQuantizer(HfQuantizer):
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
         tensor = unpack_read(parts, scheme, site, storage)
         if _held_beside(site):
-            if scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
-                tensor = dataclasses.replace(tensor, scale=tensor.scale.to(scale_dtype(site.dtype)))
+            # Stored as codes, or float16 as those of GPTQ and AWQ, and computed with in the model's dtype.
+            tensor = dataclasses.replace(tensor, scale=tensor.scale.to(scale_dtype(site.dtype)))
             for suffix in parts:
                 del place._buffers[prefix + suffix]
             delattr(place, site.parameter)
