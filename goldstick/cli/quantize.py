@@ -82,7 +82,14 @@ def quantize(
         check_output(output, overwrite, resume)
         use_processors(threads)
         recipe = searched_recipe(
-            model, output, options, tensor_parallel=tensor_parallel, data_dir=data_dir, resume=resume, as_json=as_json
+            model,
+            output,
+            options,
+            tensor_parallel=tensor_parallel,
+            data_dir=data_dir,
+            overwrite=overwrite,
+            resume=resume,
+            as_json=as_json,
         )
     else:
         others = {*NAMES, *SEARCH_ROWS, "runtime"} - {"effort"}

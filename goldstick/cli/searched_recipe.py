@@ -53,7 +53,7 @@ def journal_of(output: Path) -> Path:
 
 def searched_recipe(
     model: str, output: Path, parameters: Mapping[str, Any], *, tensor_parallel: int, data_dir: str | None,
-    resume: bool, as_json: bool,
+    overwrite: bool, resume: bool, as_json: bool,
 ) -> Recipe:  # fmt: skip
     """Search, or take up what a search for the same output found.
 
@@ -63,6 +63,7 @@ def searched_recipe(
         parameters: The command's options.
         tensor_parallel: Over how many devices the runtime is to split the layers.
         data_dir: Where sets known by name lie.
+        overwrite: Whether the output may be replaced.
         resume: Whether the output may be there, made of this very search.
         as_json: Whether the command prints JSON alone.
     """
@@ -77,5 +78,6 @@ def searched_recipe(
             runtime=parameters["runtime"] or "goldstick", tensor_parallel=tensor_parallel,
             exclude=parameters["exclude"], dataset=parameters["dataset"], samples=parameters["search_samples"],
             seq_len=parameters["search_seq_len"], seed=parameters["seed"] or 0, calibration=calibration,
-            data_dir=data_dir, journal=journal, finished=output if resume else None, progress=progress,
+            data_dir=data_dir, journal=journal, finished=output if resume and not overwrite else None,
+            progress=progress,
         )  # fmt: skip

@@ -12,11 +12,12 @@ from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.core.torch_modes import as_written
-from goldstick.errors import GoldstickError, UsageError
+from goldstick.errors import GoldstickError, OutputError, UsageError
 from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.journal import states_of
 from goldstick.jobs.search.layers import Method
+from goldstick.jobs.search.rows import digest_of_texts
 from goldstick.jobs.search.runtimes import RuntimeName
 from goldstick.jobs.search.target import Target
 from goldstick.kernels.input_bits import refuse_fewer_bits
@@ -93,7 +94,7 @@ def search(
         data_dir: Where sets known by name lie.
         beside: Other checkpoints of the model, whoever made them, to be judged on the same held-out rows.
         journal: A file that lets a search that was stopped go on; whoever names it removes it in the end.
-        finished: A checkpoint that may have been made of this very search; the recipe in its report is given then.
+        finished: Where a checkpoint made of this very search may lie; the recipe in its report is given then.
         progress: Called with (description, done, total).
 
     Returns:
@@ -104,6 +105,7 @@ def search(
             loss, can be made; or no rules of how the runtime splits layers are known.
         RecipeError: A scheme is unknown, or fits no layer; a setting of the calibration is wrong.
         DataError: The text is missing, malformed or too short.
+        OutputError: ``finished`` is something else: of another search, or of this one with other texts.
         SourceError: The model cannot be read.
     """
     refuse_fewer_bits()
@@ -132,11 +134,13 @@ def search(
                 dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
             ).hexdigest()
         )
-        known = ranks.of(_made_of(Path(finished), request) if finished is not None else None)
-        if known is not None:
-            return known
+        home = data_directory(data_dir, model)
+        if finished is not None and Path(finished).exists():
+            calibrated = options["calibration"] if method != "rtn" or prune else None
+            texts = digest_of_texts(options["text"], held_out, calibrated, home)
+            return ranks.of(_made_of(Path(finished), request, texts))
         found = search_recipe(
-            directory, target, data_dir=data_directory(data_dir, model), progress=progress, ranks=ranks,
+            directory, target, data_dir=home, progress=progress, ranks=ranks,
             journal=None if journal is None else Path(journal), beside=[str(other) for other in beside], **options,
         )  # fmt: skip
     return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
@@ -162,12 +166,20 @@ def _checked(settings: Mapping[str, Any]) -> Calibration:
     return Recipe.load({"stages": ["rtn"], "calibration": dict(settings)}).calibration
 
 
-def _made_of(directory: Path, request: str) -> Recipe | None:
-    """The recipe of a checkpoint that was made of a search for ``request``; ``None`` of any other."""
+def _made_of(directory: Path, request: str, texts: str) -> Recipe:
+    """The recipe of a checkpoint that was made of a search for ``request`` on these texts.
+
+    Raises:
+        OutputError: It was not.
+    """
+    remedy = "Choose another -o, or give --overwrite."
     try:
         report = Report.read(directory)
-        if report.search.get(REQUEST) != request:
-            return None
-        return Recipe.load(report.recipe).found_by(report.search)
-    except GoldstickError:  # no checkpoint of goldstick, or no whole one
-        return None
+    except GoldstickError as error:  # no checkpoint of goldstick, or no whole one
+        raise OutputError(f"The output {directory} exists already. {remedy}") from error
+    search = report.search
+    for name, here in ((REQUEST, request), ("texts", texts)):
+        if search.get(name) != here:
+            what = "by another search, or of another source" if name == REQUEST else "of a search on other texts"
+            raise OutputError(f"The output {directory} exists already and was made {what}. {remedy}")
+    return Recipe.load(report.recipe).found_by(search)

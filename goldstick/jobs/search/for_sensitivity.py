@@ -53,10 +53,11 @@ def sensitivity_for_size(
         progress: Told what is done.
 
     Raises:
-        RecipeError: The recipe has other stages, options that a search does not take, or names another format than the
-            native one; its grid is none of whole numbers, or its groups do not divide a layer's inputs.
+        RecipeError: The recipe has other stages, options or keys that a search does not take, or names another format
+            than the native one; its grid is none of whole numbers, or its groups do not divide a layer's inputs.
         UsageError, DataError, SourceError: As :func:`goldstick.search` has them.
     """
+    _refuse_precision(recipe)
     stage = _only_stage(recipe)
     _refuse_another_format(recipe)
     grids = {choice: _label(stage, choice) for choice in in_order(tried)}
@@ -72,7 +73,8 @@ def sensitivity_for_size(
         seq_len=text.seq_len, seed=text.seed, held_out_rows=held_out_rows, data_dir=data_dir,
         calibration=recipe.calibration.model_dump(exclude={"dataset"}, exclude_unset=True), progress=progress,
     )  # fmt: skip
-    return _sensitivity(str(model), found.search, grids), found
+    chosen = found.model_copy(update={"evaluate": recipe.evaluate})
+    return _sensitivity(str(model), found.search, grids), chosen
 
 
 def _only_stage(recipe: Recipe) -> RTN | GPTQ:
@@ -82,12 +84,25 @@ def _only_stage(recipe: Recipe) -> RTN | GPTQ:
     return stage
 
 
+def _refuse_precision(recipe: Recipe) -> None:
+    if recipe.sensitivity:
+        raise RecipeError(
+            "The recipe has precision:, which chooses each layer's bits by a file, and a search for a size "
+            "chooses them by what it measures: leave precision out, or leave --recipe-for-size out."
+        )
+
+
 def _refuse_another_format(recipe: Recipe) -> None:
     named = recipe.export.format
     if named not in (Export().format, NATIVE.name):
         raise RecipeError(
             f"A recipe for a size is found for the format {NATIVE.name}, whose layers take other bytes than those of "
             f"{named}. Leave export out, or search for what runs {named}: 'goldstick search MODEL --for RUNTIME'."
+        )
+    if recipe.export.max_shard_size is not None:
+        raise RecipeError(
+            "The recipe has export.max_shard_size, and a search for a size counts the headers of files of the usual "
+            "size: leave max_shard_size out."
         )
 
 

@@ -48,6 +48,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "exact": front.exact,
         "text": f"{counted(search.text.samples, 'row')} of {counted(search.text.seq_len, 'token')} from "
         f"{search.text.dataset}",
+        "texts": search.texts,
         "tokens": search.text.samples * search.text.seq_len,
         "held_out": search.held_out,
         "whole": _judged(search, chosen),

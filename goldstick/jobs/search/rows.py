@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from goldstick.calibration.data.sources import read_documents
+from goldstick.jobs.load.calibration_data import home_of
 from goldstick.jobs.search.shortage import searched_rows
 from goldstick.recipes.calibration import Calibration
 
@@ -61,6 +63,32 @@ def draw_rows(
     rows = ids[: text.samples], judging[:count], judging[count:]
     digest = hashlib.sha256(repr([part.tolist() for part in rows]).encode()).hexdigest()
     return Rows(searched=rows[0], tuning=rows[1], check=rows[2], fingerprint=digest)
+
+
+def digest_of_texts(
+    text: Calibration, held_out: str | None, calibration: Calibration | None, data_dir: Path | None
+) -> str:
+    """What tells the texts that a search reads from others of the same names; no tokenizer is needed.
+
+    Args:
+        text: The text that is searched on.
+        held_out: That of the rows that judge, where it is another.
+        calibration: The data of the recipe; ``None`` where no layer looks at any.
+        data_dir: Where sets of text known by name lie.
+
+    Raises:
+        DataError: One is missing or malformed.
+    """
+    digest = hashlib.sha256()
+    read = [(text.dataset, text.text_field)]
+    read += [(held_out, text.text_field)] if held_out else []
+    read += [(calibration.dataset, calibration.text_field)] if calibration else []
+    for dataset, text_field in dict.fromkeys(read):
+        documents = read_documents(dataset, home_of(dataset, data_dir), text_field)
+        digest.update(repr(len(documents)).encode())
+        for document in documents:
+            digest.update(repr(document.content).encode())
+    return digest.hexdigest()
 
 
 def in_batches(ids: Tensor) -> list[dict[str, Tensor]]:

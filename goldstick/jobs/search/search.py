@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from goldstick.core.agreement import require_same, sizes_of
+from goldstick.core.versions import versions
 from goldstick.errors import UsageError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
@@ -26,7 +27,7 @@ from goldstick.jobs.search.layers import FLOAT, Layers
 from goldstick.jobs.search.losses import Metric, RowLosses
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
-from goldstick.jobs.search.rows import Rows, draw_rows, in_batches
+from goldstick.jobs.search.rows import Rows, digest_of_texts, draw_rows, in_batches
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.shortage import recipe_data
@@ -57,6 +58,7 @@ class Search:
 
     Attributes:
         offset: What the float model loses beside that of ``whole``.
+        texts: What tells the texts that are read from others.
     """
 
     def __init__(
@@ -73,11 +75,15 @@ class Search:
         self.tuning: RowLosses
         self.check: RowLosses
         self.journal: Journal
+        self.texts: str
         self.effort, self.progress, self.text = settings.effort, settings.progress, settings.text
         ranks, text, data_dir = settings.ranks, settings.text, settings.data_dir
         self.searched = SearchedModel(layers.directory, layers.weights, model)
         model, network = self.searched.model, self.searched.network
         held_out = settings.held_out, settings.held_out_rows
+        looks_at_data = layers.method != "rtn" or settings.prune
+        given = text, settings.held_out, layers.calibration if looks_at_data else None
+        self.texts = digest_of_texts(*given, data_dir) if whole is None else whole.texts
         self.rows = draw_rows(model, layers.directory, text, *held_out, data_dir) if whole is None else whole.rows
         rows = self.rows
         asked = {"target": repr(target), "effort": self.effort, "method": layers.method, "text": rows.fingerprint}
@@ -92,8 +98,10 @@ class Search:
             "rows": rows.fingerprint,
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
+            "versions": versions(),
+            "ranges": [layers.runtime.search, layers.runtime.data_search],
             "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
-            "calibrated": self._data() if layers.method != "rtn" or settings.prune else "",
+            "calibrated": self._data() if looks_at_data else "",
         }
         self.journal = Journal(settings.journal, identity, ranks) if whole is None else whole.journal.part(part)
         self.offset = 0.0 if whole is None else fmean(self.tuning.kl())

@@ -125,6 +125,38 @@ def test_a_finished_run_is_not_searched_for_again(
     assert "finished already" in done.stderr
 
 
+def test_what_another_search_made_is_not_taken_for_this_ones(
+    source_with_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, held = tmp_path / "text.txt", tmp_path / "held.txt"
+    words = (source_with_text / "text.txt").read_text()
+    text.write_text(words)
+    held.write_text(words)
+    output = tmp_path / "out"
+    given = ("--effort", "fast", "--dataset", str(text), "--held-out", str(held))
+    assert run(*command(source_with_text, output, *given)).exit_code == 0
+    before = contents(output)
+
+    def again(*options: str) -> str:
+        done = run(*command(source_with_text, output, *given, "--resume", *options))
+        assert done.exit_code == (0 if "finished already" in done.stderr else 1), done.output
+        return " ".join(done.stderr.split())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ask, "search_recipe", None)
+        assert "finished already" in again()
+        refused = "exists already and was made {}. Choose another -o, or give --overwrite."
+        assert refused.format("by another search, or of another source") in again("--seed", "5")
+        for file in (text, held):
+            file.write_text(words.swapcase())
+            assert refused.format("of a search on other texts") in again()
+            file.write_text(words)
+    assert contents(output) == before
+    held.write_text(words.swapcase())
+    done = run(*command(source_with_text, output, *given, "--resume", "--overwrite"))
+    assert done.exit_code == 0 and "finished already" not in done.stderr, done.output
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -26,6 +26,7 @@ from goldstick.jobs.search.possible import smallest
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.search import Search
+from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.calibration import Calibration
@@ -142,6 +143,17 @@ def test_a_search_that_is_killed_goes_on_to_the_same_recipe(
     again = found_for(source_with_text, text, target, journal=journal)
     assert again.recipe == whole.recipe and again.record == whole.record
     assert not set(first) & set(kept[4:])
+
+
+def test_what_other_versions_measured_is_measured_again(
+    source_with_text: Path, text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = find_layers(source_with_text, RUNTIMES["goldstick"], method="rtn", calibration=text, schemes=SCHEMES)
+    settings = SearchSettings(text=text, held_out_rows=4, effort="fast", journal=tmp_path / "journal.json")
+    Search(layers, Target(share=0.5), settings).journal.keep("a", 1.0)
+    assert Search(layers, Target(share=0.5), settings).journal.get("a") == 1.0
+    monkeypatch.setattr(module, "versions", lambda: {"torch": "another"})
+    assert Search(layers, Target(share=0.5), settings).journal.get("a") is None
 
 
 def test_an_exchange_whose_headers_do_not_fit_leaves_the_choice_before_it(

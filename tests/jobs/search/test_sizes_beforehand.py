@@ -128,6 +128,28 @@ def test_a_recipe_of_another_format_has_no_size_searched_for(source_with_text: P
     )
 
 
+def test_precision_beside_a_size_is_refused_by_its_name(source_with_text: Path, tmp_path: Path) -> None:
+    found, file = tmp_path / "found.json", tmp_path / "recipe.yaml"
+    done = run(
+        "sensitivity", str(source_with_text), "-r", "rtn-w4a16-g32", "--bits", "4,8", "-o", str(found),
+        "--dataset", str(source_with_text / "text.txt"), "--samples", "2", "--seq-len", "16",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    file.write_text(
+        "stages: [{rtn: {scheme: w4a16-g32, range_search: mse}}]\n"
+        "precision: {sensitivity: found.json, bits_per_weight: 6}\n"
+    )
+    done = run("sensitivity", str(source_with_text), "-r", str(file), "--recipe-for-size", "70%")
+    assert done.exit_code == 2 and "leave precision out" in " ".join(done.stderr.split()), done.output
+
+
+def test_a_size_of_files_beside_a_size_is_refused(source_with_text: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("stages: [{rtn: {scheme: w4a16-g32}}]\nexport: {max_shard_size: 1000000}\n")
+    done = run("sensitivity", str(source_with_text), "-r", str(file), "--recipe-for-size", "70%")
+    assert done.exit_code == 2 and "leave max_shard_size out" in " ".join(done.stderr.split()), done.output
+
+
 @pytest.mark.parametrize(
     ("stage", "options", "words"),
     [
@@ -148,7 +170,9 @@ def test_options_that_a_search_does_not_take_are_refused(
 
 def test_layers_that_a_recipe_leaves_float_stay_so_at_a_size(source_with_text: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
-    file.write_text("stages: [{rtn: {scheme: w4a16-g32, range_search: mse, targets: {include: ['*mlp*']}}}]\n")
+    file.write_text(
+        "stages: [{rtn: {scheme: w4a16-g32, range_search: mse, targets: {include: ['*mlp*']}}}]\nevaluate: [boolq]\n"
+    )
     done = run(
         "sensitivity", str(source_with_text), "-r", str(file), "--bits", "2,4,8", "--recipe-for-size", "90%", "--json",
         "--dataset", str(source_with_text / "text.txt"), "--samples", "2", "--seq-len", "16", "--held-out-rows", "3",
@@ -156,3 +180,4 @@ def test_layers_that_a_recipe_leaves_float_stay_so_at_a_size(source_with_text: P
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert all("mlp" in layer["name"] for layer in found["layers"])
+    assert found["recipe"]["evaluate"] == ["boolq"]
