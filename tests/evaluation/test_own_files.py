@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from goldstick.errors import DataError, UsageError
 from goldstick.evaluation import (
@@ -103,6 +106,29 @@ def test_a_long_choice_is_no_disadvantage_where_its_length_counts(tmp_path: Path
     parrot = Parrot({"a much longer answer": -8.0, "no": -2.0})  # 0.4 a character against 1
     metrics = run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row)), parrot).metrics
     assert metrics == {"accuracy": 0.0, "accuracy_normalized": 100.0}
+
+
+def test_both_accuracies_are_those_of_lm_evaluation_harness(
+    tiny_model: LlamaForCausalLM, byte_tokenizer: Any, language_model: LanguageModel, tmp_path: Path
+) -> None:
+    """Its ``process_results``: argmax of ll, and of ll / len(choice), which counts characters, not bytes or tokens."""
+    choices = ["水是", "abcdef", "äöü", "a  bcd", "0123456"]
+    given = [{"question": f"{chr(97 + n)}?", "choices": choices[n % 3 :], "answer": n % 2} for n in range(12)]
+    wanted: dict[str, list[int]] = {"accuracy": [], "accuracy_normalized": []}
+    for row in given:
+        context = byte_tokenizer(f"Question: {row['question']}\nAnswer:")["input_ids"]
+        lls = []
+        for choice in row["choices"]:
+            continuation = byte_tokenizer(f" {choice}", add_special_tokens=False)["input_ids"]
+            logits = tiny_model(torch.tensor([context + continuation])).logits[0].detach().double().log_softmax(-1)
+            places = range(len(context) - 1, len(context) + len(continuation) - 1)
+            lls.append(sum(float(logits[place, token]) for place, token in zip(places, continuation, strict=True)))
+        lengths = np.array([float(len(choice)) for choice in row["choices"]])
+        wanted["accuracy"].append(int(np.argmax(lls) == row["answer"]))
+        wanted["accuracy_normalized"].append(int(np.argmax(lls / lengths) == row["answer"]))
+    items = run(ChoiceFile(path=rows(tmp_path / "c.jsonl", *given)), language_model).details["items"]
+    assert {name: items[name]["values"] for name in wanted} == wanted
+    assert wanted["accuracy"] != wanted["accuracy_normalized"] and all(0 < sum(one) < 12 for one in wanted.values())
 
 
 def test_answers_in_words_are_normalised_and_the_best_of_several_counts(tmp_path: Path) -> None:

@@ -216,6 +216,42 @@ def test_running_statistics_are_the_means_over_batches_with_the_weights_as_they_
     assert not norm.training
 
 
+class FrozenFirst(nn.Sequential):
+    """A network that keeps its first norm in evaluation mode, as those do that were pretrained with small batches."""
+
+    def train(self, mode: bool = True) -> FrozenFirst:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class WithUnused(nn.Sequential):
+    """A network whose last module no input reaches."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for module in self[:-1]:
+            inputs = module(inputs)
+        return inputs
+
+
+@pytest.mark.parametrize("kept", ["frozen", "still", "unreached", "untracked"])
+def test_statistics_that_training_leaves_alone_are_not_measured(kept: str) -> None:
+    norms = [nn.BatchNorm2d(4, momentum=0.0 if kept == "still" else 0.1), nn.BatchNorm2d(4)]
+    kind = {"frozen": FrozenFirst, "unreached": WithUnused}.get(kept, nn.Sequential)
+    first, second = (norms[1], norms[0]) if kept == "unreached" else norms
+    model = kind(nn.Conv2d(3, 4, 1), first, nn.Conv2d(4, 4, 1), second)
+    for norm in norms:
+        nn.init.constant_(norm.running_mean, 3.0)
+        nn.init.constant_(norm.running_var, 5.0)
+        norm.num_batches_tracked.fill_(7)
+    norms[0].track_running_stats = kept != "untracked"
+    measure_norms(model, batches(3), 2, supervised_on_pooled)
+    assert norms[0].running_mean.eq(3.0).all() and norms[0].running_var.eq(5.0).all()
+    assert norms[0].num_batches_tracked == 7
+    assert not norms[1].running_mean.eq(3.0).any()
+    assert not any(module.training for module in model.modules())
+
+
 def supervised_on_pooled(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]).mean((2, 3)), batch[1])
 

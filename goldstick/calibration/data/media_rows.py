@@ -86,9 +86,15 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _table(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            for row in table:
-                yield table.line_num, {name: value for name, value in row.items() if name is not None and value}
+            table = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            names: list[str] | None = None
+            before = 0  # a row in quotes may have many lines, of which the first is its place
+            for values in table:
+                line, before = before + 1, table.line_num
+                if names is None:
+                    names = values
+                elif values:
+                    yield line, {name: value for name, value in zip(names, values, strict=False) if value}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a table ({error}); its first line names the columns") from error
 

@@ -47,6 +47,18 @@ def test_a_byte_order_mark_hides_no_kind(pack: Callable[[bytes], bytes], tmp_pat
     assert find_kind(str(path)).kind is Kind.MEDIA
 
 
+def test_the_place_of_a_row_of_a_table_is_its_first_line(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.wav")
+    table = tmp_path / "rows.csv"
+    table.write_text('audio,text\n\na.wav,"one\ntwo\nthree"\n\na.wav,"four\nfive",more\na.wav\nb.wav,"six\nseven"\n')
+    rows = read_media_rows(table, None)
+    found = [next(rows), next(rows), next(rows)]
+    assert [row.place for row in found] == [f"{table}, line {line}" for line in (3, 7, 9)]
+    assert [row.text for row in found] == ["one\ntwo\nthree", "four\nfive", None]
+    with pytest.raises(DataError, match=r"rows\.csv, line 10: there is no file 'b\.wav'"):
+        next(rows)
+
+
 def test_names_that_are_no_paths_are_text() -> None:
     for name in ("wikitext2", "reference", "owner/name"):
         assert find_kind(name).kind is Kind.TEXT
