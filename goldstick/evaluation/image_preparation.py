@@ -72,7 +72,7 @@ def decode_image(encoded: bytes, where: str) -> Any:
 
     try:
         with Image.open(io.BytesIO(encoded)) as opened:
-            return opened.convert("RGB")
+            return _three_channels(opened, opened.format)
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{where}: no image that can be read ({error})") from error
 
@@ -88,14 +88,32 @@ def require_pillow() -> None:
 
 
 def read_image(path: Path) -> Any:
-    """An image file as Pillow's image of three channels. Raises DataError where it is none."""
+    """An image file as Pillow's image of three channels, upright as its camera says. DataError where it is none."""
     require_pillow()
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(path) as opened:
-            return opened.convert("RGB")
+            return _three_channels(ImageOps.exif_transpose(opened), opened.format)
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: no image that can be read; leave it out, or save it again as PNG or JPEG") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: no image that can be read ({error}); leave it out, or save it again") from error
+
+
+def _three_channels(image: Any, file_format: str | None) -> Any:
+    """An image in three channels of 8 bits, at which Pillow alone would cut grey levels of more bits off.
+
+    Raises:
+        ValueError: It has a range of grey levels that nothing in the file tells.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PPM"):  # from 0 to 65535
+        levels = np.asarray(image).astype(np.float64) * (255 / 65535)
+        image = Image.fromarray(levels.round().astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("its grey levels have 32 bits, and nothing says what black and white are among them")
+    elif image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow warns of going to three channels at once
+    return image.convert("RGB")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.cifar import DEVIATION, MEAN, read_resnet
 from goldstick.errors import DataError, QuantizationError, UsageError
 from goldstick.evaluation import DataSource, ImageClassifier, Preparation, compare, evaluate, measurable
+from goldstick.evaluation.image_preparation import decode_image, read_image
 from goldstick.evaluation.tasks.images import CIFAR10_CLASSES, Cifar10, ImageFolder, rank_of
 
 PLAIN = Preparation(mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -51,6 +52,42 @@ class Reddest(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         red = images[:, 0].mean(dim=(1, 2))
         return -(red[:, None] - torch.arange(10)[None, :] / 10).abs()
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_grey_levels_of_16_bits_are_not_cut_off(ending: str, tmp_path: Path) -> None:
+    levels = np.linspace(0, 65535, 24 * 20).reshape(20, 24).astype(np.uint16)
+    path = tmp_path / f"grey.{ending}"
+    Image.fromarray(levels).save(path)
+    wanted = np.repeat((levels / 257).round().astype(np.uint8)[:, :, None], 3, axis=2)
+    for image in (read_image(path), decode_image(path.read_bytes(), "here")):
+        assert image.mode == "RGB" and np.array_equal(np.asarray(image), wanted)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_grey_levels_without_a_range_are_refused(kind: type, tmp_path: Path) -> None:
+    path = tmp_path / "grey.tif"
+    Image.fromarray(np.linspace(0, 1, 480).reshape(20, 24).astype(kind)).save(path)
+    with pytest.raises(DataError, match=r"grey.tif: no image that can be read \(its grey levels have 32 bits"):
+        read_image(path)
+
+
+def test_a_palette_with_transparent_colours_is_read_without_a_warning(tmp_path: Path) -> None:
+    palette = noise(20, 24).convert("P")
+    palette.save(tmp_path / "a.png", transparency=bytes(range(256)))
+    assert np.array_equal(np.asarray(read_image(tmp_path / "a.png")), np.asarray(palette.convert("RGB")))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
+def test_a_photo_that_calibrates_is_upright(ending: str, tmp_path: Path) -> None:
+    lying = Image.new("RGB", (24, 16), (0, 0, 255))
+    lying.paste((255, 0, 0), (0, 0, 8, 16))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned right, as a phone held upright writes it
+    lying.save(tmp_path / f"photo.{ending}", exif=exif)
+    found = read_image(tmp_path / f"photo.{ending}")
+    assert found.size == (16, 24)
+    assert found.getpixel((8, 2))[0] > 200 > 50 > found.getpixel((8, 20))[0]
 
 
 def test_an_edge_that_divides_evenly_is_not_a_pixel_short() -> None:

@@ -17,6 +17,10 @@ MOST_SECONDS = 30
 
 _ZERO_CROSSINGS = 16
 _ROLLOFF = 0.97
+#: Numbers that filters held at once may have: rates without a large common divisor have a filter for each new sample.
+_MOST_TAPS = 1 << 22
+#: Rates that recordings have, in Hz; another is a header that is damaged.
+_RATES = (100, 1_000_000)
 _PCM = {1: "u1", 2: "<i2", 4: "<i4"}
 
 
@@ -33,6 +37,8 @@ def read_audio(path: Path, rate: int) -> Tensor:
     samples, own_rate = found if found is not None else _by_soundfile(path)
     if not samples.numel():
         raise DataError(f"{path}: the recording is empty; leave it out")
+    if not _RATES[0] <= own_rate <= _RATES[1]:
+        raise DataError(f"{path}: a recording of {own_rate} samples a second, as its header says; leave it out")
     return resampled(samples.mean(dim=1), own_rate, rate)
 
 
@@ -52,13 +58,33 @@ def resampled(samples: Tensor, rate: int, to: int) -> Tensor:
     old, new = rate // divisor, to // divisor
     cutoff = min(old, new) * _ROLLOFF  # in cycles of the time that old samples take
     width = math.ceil(_ZERO_CROSSINGS * old / cutoff)
+    if new * (2 * width + old) > _MOST_TAPS:
+        return _resampled_one_by_one(samples.double(), old, new, cutoff, width)
     places = torch.arange(-width, width + old, dtype=torch.float64) / old
     times = (places[None, :] - torch.arange(new, dtype=torch.float64)[:, None] / new) * cutoff
-    window = torch.cos(times.clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS) * math.pi / _ZERO_CROSSINGS / 2) ** 2
-    kernels = torch.sinc(times) * window * cutoff / old  # [new, taps]
+    kernels = _filter(times) * cutoff / old  # [new, taps]
     padded = torch.nn.functional.pad(samples.double()[None, None], (width, width + old))
     found = torch.nn.functional.conv1d(padded, kernels[:, None], stride=old)[0]  # [new, steps]
     return found.T.reshape(-1)[: math.ceil(len(samples) * new / old)].float()
+
+
+def _resampled_one_by_one(samples: Tensor, old: int, new: int, cutoff: float, width: int) -> Tensor:
+    """The same with a filter made for each new sample, of the old ones beside it alone."""
+    count, taps = math.ceil(len(samples) * new / old), torch.arange(-width, width + 1)
+    padded = torch.nn.functional.pad(samples, (width, width + 1))
+    found = []
+    for numbers in torch.split(torch.arange(count), _MOST_TAPS // len(taps)):
+        before = numbers * old // new  # of the old sample at or before the new one
+        behind = (numbers * old - before * new).double() / new  # how far the new one is behind it
+        weights = _filter((taps[None, :] - behind[:, None]) * (cutoff / old)) * cutoff / old
+        found.append((padded[before[:, None] + width + taps[None, :]] * weights).sum(dim=1))
+    return torch.cat(found).float()
+
+
+def _filter(times: Tensor) -> Tensor:
+    """A sinc that a Hann window ends, at times in zero crossings."""
+    window = torch.cos(times.clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS) * math.pi / _ZERO_CROSSINGS / 2) ** 2
+    return torch.sinc(times) * window
 
 
 def _plain_wav(path: Path) -> tuple[Tensor, int] | None:

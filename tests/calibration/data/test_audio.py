@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import struct
 import sys
 import wave
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from goldstick.calibration.data import audio
 from goldstick.calibration.data.audio import MOST_SECONDS, read_audio, resampled
 from goldstick.errors import DataError, UsageError
 
@@ -89,3 +91,28 @@ def test_what_is_no_recording_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         UsageError, match=r"read with soundfile, which is not installed: pip install 'goldstick\[audio\]'"
     ):
         read_audio(tmp_path / "c.flac", 8000)
+
+
+@pytest.mark.parametrize(("rate", "to"), [(3, 2), (2, 3), (8000, 16000), (44100, 16000), (16000, 22050)])
+def test_filters_made_one_by_one_give_the_same(rate: int, to: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = torch.randn(777, generator=torch.Generator().manual_seed(0))
+    whole = resampled(samples, rate, to)
+    monkeypatch.setattr(audio, "_MOST_TAPS", 1000)
+    torch.testing.assert_close(resampled(samples, rate, to), whole, rtol=0, atol=1e-6)
+
+
+def test_rates_without_a_common_divisor_take_little_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = resampled(sine(15_991), 15_991, 16_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # of 4 GB, in KiB
+    torch.testing.assert_close(found[200:-200], sine(16_000).float()[200 : len(found) - 200], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("rate", [1, 2**31 - 1])
+def test_a_rate_that_no_recording_has_is_refused(rate: int, tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "a.wav", np.zeros(100), 2)
+    content = bytearray(path.read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"a.wav: a recording of {rate} samples a second"):
+        read_audio(path, 16_000)
