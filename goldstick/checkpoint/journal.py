@@ -146,6 +146,8 @@ def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
     except OutputError:  # damaged, which is what the error says
         return
     epochs = any((work.path / "training").glob("*.pt"))
+    if isinstance(error, OutputError) and str(error).endswith(ANEW):
+        return  # what is kept cannot be gone on with
     if done:
         error.add_note(f"{counted(done, 'finished block')} kept in {work.path}: give --resume to go on from there.")
     elif epochs:

@@ -18,6 +18,7 @@ from goldstick.evaluation.scoring import Measure, score, target_scores
 from goldstick.evaluation.tokenizer import (
     find_context_length,
     read_tokenizer,
+    require_room,
     special_tokens_around,
     token_ids,
     tokenizer_digest,
@@ -131,8 +132,9 @@ class LanguageModel:
 
         As lm-evaluation-harness defines it: spaces at the end of the context move to the continuation, both
         are encoded together (as prompts are) and split at the length of the encoded context, an empty context
-        becomes the beginning (or end) token, and what does not fit is cut from the left. Equal inputs, such as
-        one context with several continuations of a single token, run once.
+        becomes the beginning (or end) token, and what does not fit is cut from the left of the context. Equal
+        inputs, such as one context with several continuations of a single token, run once. DataError where a
+        continuation alone is longer than the model's context.
         """
         scored = self._score_continuations(pairs, advance)
         return [float(tokens.double().sum()) for tokens in scored]
@@ -154,6 +156,7 @@ class LanguageModel:
         places = []
         for context, continuation in pairs:
             start, target = self._encode_pair(context, continuation)
+            require_room(continuation, len(target), self.context_length)
             kept = (start + target)[-(self.context_length + 1) :]
             row = rows.setdefault(tuple(kept[:-1]), [])
             places.append((tuple(kept[:-1]), len(row)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 from torch import nn
@@ -115,3 +116,12 @@ def find_context_length(model: nn.Module, tokenizer: Any) -> int:
                 return value
     limit = getattr(tokenizer, "model_max_length", None)
     return limit if isinstance(limit, int) and 1 < limit < 10**9 else DEFAULT_CONTEXT
+
+
+def require_room(continuation: str, tokens: int, context_length: int) -> None:
+    """Raise DataError where a text to be scored as a whole has more tokens than a forward pass may see."""
+    if tokens > context_length:
+        raise DataError(
+            f"{shown(continuation)} has {tokens} tokens, and the model's context holds {context_length}, so that only "
+            "its end would be scored; leave out the question that it belongs to"
+        )

@@ -131,6 +131,17 @@ def test_both_accuracies_are_those_of_lm_evaluation_harness(
     assert wanted["accuracy"] != wanted["accuracy_normalized"] and all(0 < sum(one) < 12 for one in wanted.values())
 
 
+def test_a_choice_that_no_context_holds_is_refused_and_a_long_question_is_cut(
+    language_model: LanguageModel, tmp_path: Path
+) -> None:
+    most = language_model.context_length
+    row = {"prompt": "q" * 2 * most, "choices": ["a" * most, "b"], "answer": 1}
+    assert run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row)), language_model).n == 1
+    row["choices"] = ["a" * (most + 1), "b"]
+    with pytest.raises(DataError, match=rf"'aaa.*aaa' has {most + 1} tokens, and the model's context holds {most}, so"):
+        run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row)), language_model)
+
+
 def test_answers_in_words_are_normalised_and_the_best_of_several_counts(tmp_path: Path) -> None:
     path = rows(
         tmp_path / "q.jsonl",
@@ -186,6 +197,7 @@ CHOICE = {"question": "q", "choices": ["a", "b"], "answer": 0}
         ("choice", {**CHOICE, "choices": ["a"]}, r"choices must be a list of two texts or more"),
         ("choice", {**CHOICE, "choices": ["a", 4]}, r"choices, number 1, must be text, not 4"),
         ("choice", {**CHOICE, "choices": ["a", "a"]}, r"choices holds 'a' twice"),
+        ("choice", {**CHOICE, "choices": ["a", " a"]}, r"choices holds ' a' twice"),
         ("choice", {**CHOICE, "answer": 2}, r"answer must be a number from 0 to 1, one of the choices, .* not 2"),
         ("choice", {**CHOICE, "answer": True}, r"answer must be .* not True"),
         ("choice", {**CHOICE, "answer": "C"}, r"answer must be .* a letter from A to B, not 'C'"),

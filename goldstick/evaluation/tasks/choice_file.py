@@ -76,12 +76,13 @@ def _question(row: OwnRow) -> Question:
     for number, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice.strip():
             raise DataError(f"{row.place}: choices, number {number}, must be text, not {shown(choice)}")
-        if choice in choices[:number]:
-            raise DataError(f"{row.place}: choices holds {shown(choice)} twice")
     # A prompt of one's own is gone on from as it is written; a made one ends in a word.
     texts = (
         choices if "prompt" in row.fields else [choice if choice[0].isspace() else f" {choice}" for choice in choices]
     )
+    for number, text in enumerate(texts):
+        if text in texts[:number]:
+            raise DataError(f"{row.place}: choices holds {shown(choices[number])} twice")
     return Question(context=prompt, choices=tuple(texts), answer=_answer(row, choices))
 
 

@@ -259,6 +259,7 @@ def test_damage_is_an_error_that_names_the_file_and_the_way_out(
     with pytest.raises(OutputError, match=rf"{file.name} .*--overwrite, without --resume") as caught:
         run(*made, stopped, "gptq", resume=True)
     assert "damaged" in str(caught.value) or "not what the unfinished run wrote" in str(caught.value) or damage != "cut"
+    assert "give --resume to go on" not in " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert not stopped.exists()
 
 
