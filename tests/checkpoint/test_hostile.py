@@ -29,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 
 def test_the_sound_checkpoints_they_are_made_from_load(outcomes: dict[str, dict[str, Any]]) -> None:
-    assert sum(name.startswith("sound ") for name in outcomes) == 6
+    assert sum(name.startswith("sound ") for name in outcomes) == 7
 
 
 def test_there_are_more_than_thirty() -> None:

@@ -343,6 +343,18 @@ add_many(
     },
 )
 add_many(
+    "auto-round",
+    quantization,
+    {
+        "a_packing_that_is_a_list": (("packing_format",), ["auto_round:auto_gptq"]),
+        "extra_config_as_a_list": (("extra_config",), [1]),
+        "a_layer_that_is_a_number": (("extra_config",), {"model.layers.0.mlp.up_proj": 4}),
+        "a_layer_of_bits_in_words": (("extra_config",), {"model.layers.0.mlp.up_proj": {"bits": "four"}}),
+        "a_pattern_that_looks_back": (("extra_config",), {r"(.*)*\1x": {"bits": 8}}),
+        "a_hundred_thousand_patterns": (("extra_config",), {f".*{place}x": {} for place in range(100_000)}),
+    },
+)
+add_many(
     "awq",
     quantization,
     {

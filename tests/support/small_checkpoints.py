@@ -20,6 +20,7 @@ SCHEMES = {
     "native": "w4a16-g32-asym",
     "gptq": "w4a16-g32",
     "awq": "w4a16-g32-asym",
+    "auto-round": "w4a16-g32",
 }
 WEIGHTS = "model.safetensors"
 SMALL = LlamaConfig(
