@@ -44,7 +44,7 @@ from goldstick.hf.other_class import is_of_another_class, table_for
 from goldstick.hf.packed_conversions import with_packed_tensors
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
-from goldstick.hf.unpacked import require_read, unpack_read
+from goldstick.hf.unpacked import refuse_casts_to_codes, require_read, unpack_read
 from goldstick.structure.network import Network, Site
 from goldstick.structure.rotation.online import turn_input
 
@@ -132,7 +132,8 @@ class GoldstickQuantizer(HfQuantizer):
             self._place(self.network.by_name[name], scheme)
         # What stands beside the codes of experts and has no place beside those of the fused weight: their shapes.
         beside = sorted({*self.format.expert_suffixes} - {*NATIVE.expert_suffixes})
-        ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *map(_exactly, self.quantization_config.unused)}
+        unused = {rf"^{re.escape(name)}$" for name in self.quantization_config.unused}
+        ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *unused}
         # Scales of the KV cache belong to no module: see transformers_loading.
         expected = {rf"\.experts\..*{suffix}$" for suffix in beside}
         model._keys_to_ignore_on_load_unexpected = {*ignored, *expected, r"\.[kv]_scale$"}
@@ -184,6 +185,12 @@ class GoldstickQuantizer(HfQuantizer):
         """Let every conversion of ``….weight`` into (a part of) a fused parameter take our tensors, too."""
         suffixes = dict.fromkeys((*self.format.expert_suffixes, *NATIVE.expert_suffixes))
         return with_packed_tensors(weight_conversions, tuple(suffixes))
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        """What transformers casts a tensor to: numbers never to codes."""
+        found = super().get_new_dtype(converter, param, dtype)
+        refuse_casts_to_codes(converter, param, found, {suffix for held in self.suffixes.values() for suffix in held})
+        return found
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         from goldstick import surgery
@@ -284,10 +291,6 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
 def _held_beside(site: Site) -> bool:
     """Whether its module stays in its place, since it holds other parameters too."""
     return site.layout.fused or site.parameter != "weight"
-
-
-def _exactly(name: str) -> str:
-    return rf"^{re.escape(name)}$"
 
 
 def _replace(model: nn.Module, path: str, new: nn.Module) -> None:

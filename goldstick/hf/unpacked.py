@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from goldstick.core.lost_weights import check_no_weight_is_lost
@@ -35,6 +37,32 @@ def require_read(parts: Mapping[str, Tensor], place: nn.Module, site: Site) -> N
             "initialised anew. Load the checkpoint with the sizes of its own config; a layer that is to be replaced, "
             "such as a head for other labels, is left out when the model is quantized (targets: {exclude: "
             f'["{site.module}"]}}).'
+        )
+
+
+def refuse_casts_to_codes(converter: Any, stored: Any, dtype: torch.dtype | None, suffixes: Collection[str]) -> None:
+    """Refuse to cast a tensor of a quantized layer to the dtype of codes, which would make other numbers of it.
+
+    Args:
+        converter: transformers' conversion that the tensor goes through; it has its name.
+        stored: The tensor, or what stands for one in a file.
+        dtype: What it would be cast to; ``None`` for nothing.
+        suffixes: What tensors of quantized layers have behind the name of the weight.
+
+    Raises:
+        CheckpointError: It would.
+    """
+    if dtype is None or (dtype.is_floating_point and dtype.itemsize > 1):
+        return
+    name = converter.target_patterns[0]
+    if not name.endswith(tuple(suffix.lstrip(".") for suffix in suffixes)):
+        return
+    named = str(stored.get_dtype() if hasattr(stored, "get_dtype") else stored.dtype)
+    if not dtype.is_floating_point or "8" not in named:
+        raise CheckpointError(
+            f"{name} is stored as {named.removeprefix('torch.')} and the config makes it "
+            f"{str(dtype).removeprefix('torch.')}: the files are not of this config. The state_dict of a loaded model "
+            "is no checkpoint; copy the one that it was loaded from."
         )
 
 

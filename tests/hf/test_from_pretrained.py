@@ -125,6 +125,16 @@ def test_what_transformers_cannot_save_is_said_with_the_remedy(tmp_path: Path, m
     assert not (tmp_path / "out").exists()
 
 
+def test_numbers_in_the_place_of_exponents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    recipe = {"stages": [{"rtn": {"scheme": "mxfp4a16"}}], "export": {"format": "native"}}
+    folder = goldstick.apply(FAMILIES["llama_gqa"](), recipe).save(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"_proj\.weight_scale is stored as F32 and the config makes it uint8"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
 def test_an_awq_checkpoint_too(tmp_path: Path) -> None:
     goldstick.register("awq")
     goldstick.export(FOLDER / "gptqmodel-gptq", "awq", output=tmp_path / "awq", proof="tensors")
