@@ -101,8 +101,13 @@ def test_answers_equal_a_loop_over_windows_and_spans(encoder: Any, tokenizer: An
 
 def test_the_window_is_no_longer_than_the_context(encoder: Any, tokenizer: Any) -> None:
     assert SpanModel(encoder, tokenizer, overlap=16).window == 128
-    with pytest.raises(UsageError, match="leave no room beside a question"):
-        SpanModel(encoder, tokenizer)
+    assert SpanModel(encoder, tokenizer).overlap == 42
+    pairs = [(QUESTION, TEXT)]
+    assert SpanModel(encoder, tokenizer).answer(pairs) == SpanModel(encoder, tokenizer, overlap=42).answer(pairs)
+    with pytest.raises(UsageError, match=r"share 120 leave no room beside a question of 64\.$"):
+        SpanModel(encoder, tokenizer, overlap=120)
+    with pytest.raises(UsageError, match="share 33 leave no room .* context is too short"):
+        SpanModel(encoder, tokenizer, window=100)
 
 
 def test_a_question_is_cut_and_an_empty_text_answered_with_nothing(encoder: Any, tokenizer: Any) -> None:
