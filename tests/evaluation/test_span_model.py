@@ -106,7 +106,7 @@ def test_the_window_is_no_longer_than_the_context(encoder: Any, tokenizer: Any) 
     assert SpanModel(encoder, tokenizer).answer(pairs) == SpanModel(encoder, tokenizer, overlap=42).answer(pairs)
     with pytest.raises(UsageError, match=r"share 120 leave no room beside a question of 64\.$"):
         SpanModel(encoder, tokenizer, overlap=120)
-    with pytest.raises(UsageError, match="share 33 leave no room .* context is too short"):
+    with pytest.raises(UsageError, match=r"share 33 leave no room .* context is too short"):
         SpanModel(encoder, tokenizer, window=100)
 
 
