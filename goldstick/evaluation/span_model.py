@@ -40,7 +40,7 @@ class SpanModel:
         model: a module whose ``forward(input_ids, attention_mask)`` returns ``.start_logits`` and ``.end_logits``.
         tokenizer: a transformers tokenizer that knows where in a text its tokens lie (a fast one).
         window: the most tokens of a forward pass; fewer where the model's context is shorter.
-        overlap: how many tokens of the text two windows share; 128 if not given, of windows below 384 a third.
+        overlap: how many tokens of the text two windows share; 128 if not given, or a third of a window too short for that.
         tokens_per_batch: rows times longest sequence of a batch at most.
     """
 
@@ -59,10 +59,12 @@ class SpanModel:
             raise UsageError("spans need a tokenizer that knows where its tokens lie; this one has no tokenizer.json")
         self.model, self.tokenizer = model, tokenizer
         self.window = min(window, find_context_length(model, tokenizer))
-        self.overlap = min(OVERLAP, self.window // 3) if overlap is None else overlap
+        room = self.window - LONGEST_QUESTION - 8
+        usual = OVERLAP if room > OVERLAP else self.window // 3
+        self.overlap = usual if overlap is None else overlap
         self.tokens_per_batch = tokens_per_batch
         self.ranks = Ranks()
-        if not 0 <= self.overlap < self.window - LONGEST_QUESTION - 8:
+        if not 0 <= self.overlap < room:
             short = " The model's context is too short for it." if overlap is None else ""
             raise UsageError(
                 f"windows of {self.window} tokens that share {self.overlap} leave no room beside a question of "

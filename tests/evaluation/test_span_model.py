@@ -101,7 +101,7 @@ def test_answers_equal_a_loop_over_windows_and_spans(encoder: Any, tokenizer: An
 
 def test_the_window_is_no_longer_than_the_context(encoder: Any, tokenizer: Any) -> None:
     assert SpanModel(encoder, tokenizer, overlap=16).window == 128
-    assert SpanModel(encoder, tokenizer).overlap == 42
+    assert SpanModel(encoder, tokenizer).overlap == 42, "a third of what is too short to share 128"
     pairs = [(QUESTION, TEXT)]
     assert SpanModel(encoder, tokenizer).answer(pairs) == SpanModel(encoder, tokenizer, overlap=42).answer(pairs)
     with pytest.raises(UsageError, match=r"share 120 leave no room beside a question of 64\.$"):
