@@ -40,7 +40,7 @@ class SpanModel:
         model: a module whose ``forward(input_ids, attention_mask)`` returns ``.start_logits`` and ``.end_logits``.
         tokenizer: a transformers tokenizer that knows where in a text its tokens lie (a fast one).
         window: the most tokens of a forward pass; fewer where the model's context is shorter.
-        overlap: how many tokens of the text two windows share; 128 if not given, or a third of a window too short for that.
+        overlap: how many tokens of the text two windows share; 128 if not given, a third of a window too short for it.
         tokens_per_batch: rows times longest sequence of a batch at most.
     """
 
