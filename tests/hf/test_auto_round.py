@@ -22,7 +22,7 @@ from goldstick.nn import QuantizedLinear
 from tests.support.commands import change_json
 from tests.support.other_tools import FOLDER
 
-pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
+pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend", "transformers_as_it_was")
 
 IDS = torch.arange(16)[None]
 MIXED, PLAIN, ASYMMETRIC = (FOLDER / f"auto-round-{name}" for name in ("mixed", "w4a16", "asymmetric"))
@@ -127,3 +127,12 @@ def test_a_mixture_is_written_as_one_scheme_and_what_differs(tmp_path: Path) -> 
 def test_what_is_not_read_is_named(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=words):
         goldstick.load(changed(PLAIN, tmp_path / "changed", **changes))
+
+
+def test_what_transformers_needs_for_it_is_told() -> None:
+    def words(directory: Path) -> str:
+        return str(api.doctor(directory, runtime="transformers").verdict)
+
+    assert "package auto-round" in words(PLAIN)
+    assert "auto-round-lib" not in words(PLAIN)
+    assert "packages auto-round and auto-round-lib" in words(ASYMMETRIC)

@@ -29,14 +29,7 @@ from tests.support.other_tools import FOLDER
 from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
 
-
-@pytest.fixture(autouse=True)
-def transformers_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tables and goldstick's wishes are put back afterwards."""
-    for table in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
-        for method in ("awq", "compressed-tensors", "gptq"):
-            monkeypatch.setitem(table, method, table[method])
-    monkeypatch.setattr(registration, "_asked_for", set())
+pytestmark = pytest.mark.usefixtures("transformers_as_it_was")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -57,12 +50,12 @@ def test_methods_whose_package_is_missing_are_served_by_goldstick(monkeypatch: p
     before = served()
     for method in before:
         monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, method, None)
-    installed(monkeypatch, "compressed_tensors", "gptqmodel")
+    installed(monkeypatch, "auto_round", "compressed_tensors", "gptqmodel")
     registration.register_with_transformers()
     assert served() == ["gptq"], "which needs optimum too"
     installed(monkeypatch)
     registration.register_with_transformers()
-    assert served() == ["awq", "compressed-tensors", "gptq"]
+    assert served() == ["auto-round", "awq", "compressed-tensors", "gptq"]
 
 
 def test_a_package_that_is_installed_serves_its_method_until_goldstick_is_asked_to(
@@ -70,14 +63,16 @@ def test_a_package_that_is_installed_serves_its_method_until_goldstick_is_asked_
 ) -> None:
     for method in served():
         monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, method, None)
-    installed(monkeypatch, "compressed_tensors", "gptqmodel", "optimum")
+    installed(monkeypatch, "auto_round", "compressed_tensors", "gptqmodel", "optimum")
     registration.register_with_transformers()
     assert served() == []
     goldstick.register("awq")
     assert served() == ["awq"]
     goldstick.register()
-    assert served() == ["awq", "compressed-tensors", "gptq"]
-    with pytest.raises(UsageError, match="cannot serve the method 'bitsandbytes'; it can serve awq, compressed"):
+    assert served() == ["auto-round", "awq", "compressed-tensors", "gptq"]
+    with pytest.raises(
+        UsageError, match="cannot serve the method 'bitsandbytes'; it can serve auto-round, awq, compressed"
+    ):
         goldstick.register("bitsandbytes")
 
 

@@ -19,7 +19,7 @@ from goldstick.jobs.verify.verify import verify_checkpoint
 from tests.support.commands import change_json
 from tests.support.other_tools import FOLDER
 
-pytestmark = pytest.mark.usefixtures("reference_backend")
+pytestmark = pytest.mark.usefixtures("reference_backend", "transformers_as_it_was")
 
 PLAIN = FOLDER / "autogptq-gptq"
 IDS = torch.arange(16)[None]

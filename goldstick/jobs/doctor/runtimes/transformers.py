@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import torch
 
 from goldstick.formats import FALLBACK
-from goldstick.formats.auto_round import AUTO_ROUND
+from goldstick.formats.auto_round import AUTO_ROUND, AUTO_ROUND_AWQ
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
 from goldstick.formats.gguf import GGUF
 from goldstick.formats.gptq import GPTQ
 from goldstick.formats.mxfp4 import MXFP4
-from goldstick.formats.native import NATIVE
 from goldstick.hf.initialisers import initialisers_fail
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
 from goldstick.jobs.doctor.runtimes.config_beside import config_beside_rule
@@ -22,6 +21,7 @@ from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import (
     AMD,
     CPU,
+    HARDWARE,
     NVIDIA,
     Answers,
     Rule,
@@ -30,6 +30,7 @@ from goldstick.jobs.doctor.runtimes.runtime import (
     names_in,
     no,
     refused,
+    unread,
     yes,
 )
 from goldstick.jobs.doctor.runtimes.subject import Subject
@@ -48,9 +49,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == GPTQ.method:
         yield "GPTQ", _by_gptqmodel(subject, "packages gptqmodel and optimum")
     elif method == AWQ.method:
-        bits = table.get("bits", table.get("w_bit"))
-        words = "packages gptqmodel and accelerate"
-        yield "AWQ", _by_gptqmodel(subject, words) if bits == 4 else refused("it loads 4 bits")
+        four = table.get("bits", table.get("w_bit")) == 4
+        yield "AWQ", _by_gptqmodel(subject, "packages gptqmodel and accelerate") if four else refused("it loads 4 bits")
     elif method == FP8.method:
         dequantized = yes("dequantized to bfloat16 while it is loaded; package accelerate")
         fp8 = from_capability("8.9", "dequantized to bfloat16 before; package accelerate")
@@ -61,8 +61,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == GGUF.method:
         yield "GGUF", _everywhere("with gguf_file=; packages gguf and accelerate; dequantized where it has no kernel")
     elif method == AUTO_ROUND.method:
-        yield str(method), _by_auto_round(subject)
-    elif method == NATIVE.method or method is not None:
+        yield str(method), _by_auto_round(table.get("packing_format"))
+    elif method is not None:
         yield f"quant_method {method}", refused("it draws the weights of a method that it does not know at random")
 
 
@@ -82,11 +82,11 @@ def _by_gptqmodel(subject: Subject, words: str) -> Answers:
     return _everywhere(words)
 
 
-def _by_auto_round(subject: Subject) -> Answers:
+def _by_auto_round(packing: object) -> Answers:
     """auto-round 0.16.1 runs layers packed as AWQ's on processors by kernels of a package of their own."""
-    words = "package auto-round"
-    packed = str(subject.table.get("packing_format"))
-    return {**_everywhere(words), CPU: yes(f"{words} and auto-round-lib" if "awq" in packed else words)}
+    if packing == AUTO_ROUND_AWQ.packing:
+        return {**_everywhere("package auto-round"), CPU: yes("packages auto-round and auto-round-lib")}
+    return _everywhere("package auto-round") if packing == AUTO_ROUND.packing else dict.fromkeys(HARDWARE, unread())
 
 
 def _asymmetric(subject: Subject) -> Iterator[str]:
