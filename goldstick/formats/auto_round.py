@@ -82,8 +82,9 @@ class _AutoRound(StorageFormat):
         """
         if config.get("quant_method") not in _METHODS:
             return False
-        packing = config.get("packing_format") or config.get("backend") or _SYMMETRIC
-        kind, input_bits = config.get("data_type", "int"), config.get("act_bits", _FLOAT_BITS)
+        said = {key: value for key, value in config.items() if value is not None}
+        packing = said.get("packing_format", said.get("backend", _SYMMETRIC))
+        kind, input_bits = said.get("data_type", "int"), said.get("act_bits", _FLOAT_BITS)
         found = _PACKINGS.get(packing) if isinstance(packing, str) else None
         if found is None or kind != "int" or input_bits != _FLOAT_BITS:
             raise FormatError(
@@ -94,13 +95,13 @@ class _AutoRound(StorageFormat):
         return found == self.packing
 
     def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
-        """Modules that have 16 bits, and what lies outside the blocks and is not named."""
-        told = _told(config)
+        """Modules that have 16 bits, and what is not named and lies outside the blocks, or those that it lists."""
+        told, listed = _told(config), _listed_blocks(config)
 
         def stays_float(module: str, in_block: bool | None) -> bool:
             named = told(module)
             if named is None:
-                return in_block is False
+                return in_block is False or bool(listed and not module.startswith(listed))
             return bool(named.get("bits", config.get("bits")) == _FLOAT_BITS)
 
         return stays_float
@@ -203,6 +204,21 @@ def _words(layer: StoredLayer) -> dict[str, Any]:
 def _in_blocks(module: str) -> bool:
     """Whether readers quantize a module without being told: those of blocks have a number in their name."""
     return any(part.isdecimal() for part in module.split("."))
+
+
+def _listed_blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the names of quantized layers begin with; empty where the config lists no blocks.
+
+    Raises:
+        FormatError: The list makes no sense.
+    """
+    listed = config.get("block_name_to_quantize") or []
+    items = listed.split(",") if isinstance(listed, str) else listed
+    if isinstance(items, list):  # which of models of several parts holds a list for each
+        names = [one for item in items for one in (item if isinstance(item, list) else [item])]
+        if all(isinstance(name, str) for name in names):
+            return tuple(name.strip() for name in names)
+    raise FormatError(f"The auto-round config's 'block_name_to_quantize' lists names, not {shown(listed)}.")
 
 
 def _told(config: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any] | None]:

@@ -59,8 +59,20 @@ def test_patterns_are_searched_in_names_and_exact_names_go_before(tmp_path: Path
     assert torch.equal(logits(both), logits(MIXED))
 
 
+def test_layers_outside_the_blocks_that_it_lists_are_float(tmp_path: Path) -> None:
+    down = {f"{FIRST}mlp.down_proj": {"bits": 8, "group_size": 64}}
+    promised = changed(MIXED, tmp_path / "promised", extra_config=down)
+    assert [finding.check for finding in examine(promised).findings if finding.severity == "fault"] == ["exceptions"]
+    parts = [f"{FIRST}mlp", *(f"{FIRST}self_attn.{letter}" for letter in "kvo")]
+    for number, listed in enumerate((parts, ", ".join(parts), [parts[:1], parts[1:]])):
+        assert examine(changed(MIXED, tmp_path / str(number), extra_config=down, block_name_to_quantize=listed)).healthy
+    for number, listed in enumerate(([4], 4, {"a": 1})):
+        wrong = changed(MIXED, tmp_path / f"wrong {number}", block_name_to_quantize=listed)
+        assert any("lists names, not" in str(finding.where) for finding in examine(wrong).findings)
+
+
 def test_names_of_earlier_versions_mean_the_same(tmp_path: Path) -> None:
-    older = changed(PLAIN, tmp_path / "older", quant_method="intel/auto-round", packing_format=None,
+    older = changed(PLAIN, tmp_path / "older", quant_method="intel/auto-round", packing_format=None, act_bits=None,
                     backend="auto_round:gptq:exllamav2")  # fmt: skip
     assert torch.equal(logits(older), logits(PLAIN))
 
