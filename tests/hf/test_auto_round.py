@@ -148,3 +148,16 @@ def test_what_transformers_needs_for_it_is_told() -> None:
     assert "package auto-round" in words(PLAIN)
     assert "auto-round-lib" not in words(PLAIN)
     assert "packages auto-round and auto-round-lib" in words(ASYMMETRIC)
+
+
+def test_so_is_what_vllm_runs_of_it(tmp_path: Path) -> None:
+    def words(directory: Path) -> str:
+        found = api.doctor(directory, runtime="vllm")
+        return f"{found.verdict} {[finding.check for finding in found.findings]}"
+
+    assert "'NVIDIA GPU': 'compute capability 7.5 or later', 'CPU': 'package auto-round-lib'" in words(PLAIN)
+    assert "any that Triton runs on" in words(ASYMMETRIC)
+    both = words(MIXED)
+    assert "Humming" in both and "weights of 4 bits alone have a kernel for CPUs" in both
+    assert "fused-schemes" in both, "q is float beside k and v of 2 bits"
+    assert "groups have 32, 64 or 128 inputs" in words(changed(PLAIN, tmp_path / "16", group_size=16))

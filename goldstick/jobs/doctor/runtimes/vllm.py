@@ -14,10 +14,11 @@ from goldstick.formats.modelopt import MODELOPT
 from goldstick.formats.mxfp4 import MXFP4
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
 from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
-from goldstick.jobs.doctor.runtimes.runtime import HARDWARE, Answers, Rule, Runtime, names_in, refused, unread
+from goldstick.jobs.doctor.runtimes.runtime import Answers, Rule, Runtime, names_in, refused
 from goldstick.jobs.doctor.runtimes.servers import server_rules
 from goldstick.jobs.doctor.runtimes.subject import Subject
 from goldstick.jobs.doctor.runtimes.transforms import on_nvidia_alone, turned_on_several
+from goldstick.jobs.doctor.runtimes.vllm_auto_round import auto_round
 from goldstick.jobs.doctor.runtimes.vllm_kernels import (
     act_order,
     awq,
@@ -51,7 +52,7 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == MODELOPT.method:
         yield f"{method} {table.get('quant_algo')}", model_optimizer(table)
     elif method == AUTO_ROUND.method:
-        yield str(method), dict.fromkeys(HARDWARE, unread())
+        yield from auto_round(table, subject)
     elif method is not None:
         words = (
             "GGUF files are read by the package vllm-gguf-plugin alone" if subject.gguf else "it knows no such method"
@@ -106,7 +107,8 @@ VLLM = Runtime(
     version="0.32.0",
     formats=(COMPRESSED_TENSORS, GPTQ, AWQ, FP8, MODELOPT, MXFP4),
     parts=_parts,
-    read_in=f"{_GROUPS}, {_QUANTIZATION}/auto_gptq.py, vllm/model_executor/kernels/linear/__init__.py",
+    read_in=f"{_GROUPS}, {_QUANTIZATION}/auto_gptq.py, {_QUANTIZATION}/inc/schemes/inc_wna16_scheme.py, "
+    "vllm/model_executor/kernels/linear/__init__.py",
     remedy="quantize again with a scheme of docs/runtimes.md; 'goldstick quantize --for vllm' refuses others",
     rules=(
         Rule(

@@ -11,12 +11,12 @@ from goldstick.jobs.doctor.runtimes.arguments import Arguments, Group, groups_of
 from goldstick.jobs.doctor.runtimes.runtime import AMD, CPU, NVIDIA, Answer, Answers, from_capability, no, refused, yes
 from goldstick.jobs.doctor.runtimes.subject import Subject
 
-_MARLIN_GROUPS = (None, 32, 64, 128)
-_TRITON_GROUPS = (*_MARLIN_GROUPS, 256)
+MARLIN_GROUPS = (None, 32, 64, 128)
+_TRITON_GROUPS = (*MARLIN_GROUPS, 256)
 #: Layouts whose inputs are quantized, by their names in compressed-tensors.
 _OF_ACTIVATIONS = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
 _NO_CPU = no("there is no such kernel for CPUs")
-_NO_AMD = no("there is no such kernel for AMD GPUs")
+NO_AMD = no("there is no such kernel for AMD GPUs")
 #: What becomes of integer inputs of packed weights, which one kernel alone rounds.
 _INPUTS = {NVIDIA: "; inputs in 16 bits without --linear-backend humming", AMD: "; inputs in 16 bits"}
 _INPUTS[CPU] = _INPUTS[AMD]
@@ -71,10 +71,10 @@ def weight_only(weights: Arguments, subject: Subject) -> Answers:
     size = weights.group_size
     four = weights.bits == 4
     marlin = four or (weights.bits == 8 and weights.symmetric)
-    fast = marlin and size in _MARLIN_GROUPS
+    fast = marlin and size in MARLIN_GROUPS
     triton = four and size in _TRITON_GROUPS
     exllama = marlin and weights.symmetric and size is not None
-    amd = yes("any that Triton runs on") if triton else yes("in float16") if exllama else _NO_AMD
+    amd = yes("any that Triton runs on") if triton else yes("in float16") if exllama else NO_AMD
     return {
         NVIDIA: from_capability("7.5", "" if fast else "by the slower kernels of Humming or Triton"),
         AMD: amd,
@@ -102,7 +102,7 @@ def _eight_bits(weights: Arguments, inputs: Arguments | None) -> Answers | None:
     if weights.bits == 8 and weights.strategy in ("tensor", "channel") and (by_token or by_tensor):
         return {NVIDIA: from_capability("7.5"), AMD: yes("any that Triton runs on"), CPU: yes("any")}
     if weights.bits == 4 and weights.strategy in ("group", "channel") and by_token:
-        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: _NO_AMD, CPU: yes("any")}
+        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: NO_AMD, CPU: yes("any")}
     return None
 
 
@@ -111,7 +111,7 @@ def _fp8(weights: Arguments, inputs: Arguments | None) -> Answers | None:
     if weights.bits != 8 or weights.strategy not in ("tensor", "channel", "block") or not weights.symmetric:
         return None
     if inputs is None:
-        return {NVIDIA: from_capability("7.5", "weights alone"), AMD: _NO_AMD, CPU: _NO_CPU}
+        return {NVIDIA: from_capability("7.5", "weights alone"), AMD: NO_AMD, CPU: _NO_CPU}
     static = inputs.strategy == "tensor" and not inputs.dynamic and inputs.symmetric
     if inputs.kind != "float" or not (inputs.dynamic or static) or (static and weights.strategy == "block"):
         return None
@@ -151,7 +151,7 @@ def gptq(table: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, Answ
 def _gptq(bits: object, symmetric: bool, size: int | None, subject: Subject) -> Answers:
     if bits not in (4, 8) or not symmetric:
         return refused("it runs GPTQ of 4 or 8 bits, symmetric")
-    if size not in _MARLIN_GROUPS:
+    if size not in MARLIN_GROUPS:
         return refused("it runs GPTQ in groups of 32, 64 or 128, or by channel")
     grid = Arguments(
         bits=bits, kind="int", strategy="group", group_size=size, symmetric=True, dynamic=False, actorder=None,
@@ -190,7 +190,7 @@ def model_optimizer(table: Mapping[str, Any]) -> Answers:
         cpu = cpu if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN") else _NO_CPU
         return {NVIDIA: from_capability("8.0", "FP8 products from 8.9 on"), AMD: yes("MI300 or later"), CPU: cpu}
     if algorithm == "MIXED_PRECISION":
-        return {NVIDIA: from_capability("8.0"), AMD: _NO_AMD, CPU: _NO_CPU}
+        return {NVIDIA: from_capability("8.0"), AMD: NO_AMD, CPU: _NO_CPU}
     return refused(f"it knows no algorithm {algorithm or 'that the config does not name'}")
 
 
