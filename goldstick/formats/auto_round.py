@@ -13,10 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.awq import Awq, awq_scheme, stored_zeros
@@ -134,34 +130,6 @@ class AutoRoundGptq(_AutoRound, Gptq):
     def __init__(self) -> None:
         super().__init__(version=1)
         self.name = "auto-round"
-
-    def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Those of GPTQ, but for the groups of inputs, which are consecutive."""
-        return {suffix: spec for suffix, spec in super().specs(layer, scale_dtype).items() if suffix != ".g_idx"}
-
-    def pack(
-        self,
-        tensor: QuantizedTensor,
-        scheme: Scheme,
-        input_scale: Tensor | None = None,
-        input_zero: Tensor | None = None,
-        input_multiplier: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The tensors of a layer by suffix.
-
-        Raises:
-            FormatError: A scale is no float16 number, the scheme is asymmetric, or the input is touched.
-        """
-        if tensor.input_order is not None:
-            raise FormatError("auto-round has no place for an order of a layer's inputs; export to gptq or native.")
-        packed = super().pack(tensor, scheme, input_scale, input_zero, input_multiplier)
-        return {suffix: part for suffix, part in packed.items() if suffix != ".g_idx"}
-
-    def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
-        """The layer from its tensors, with scales as they are stored."""
-        columns = torch.arange(in_features, dtype=torch.int32, device=parts[".qweight"].device)
-        groups = columns // scheme.weight.group_width(in_features)
-        return super().unpack({**parts, ".g_idx": groups}, scheme, in_features)
 
     def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """What the config says of each."""

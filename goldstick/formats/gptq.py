@@ -86,21 +86,19 @@ class Gptq(WeightOnly):
         """Layers of several schemes: the config names one."""
         if reason := super().refuses_together(layers, ties):
             return reason
-        if len({layer.scheme.weight.symmetric for layer in layers}) > 1:
-            return "its config calls all layers symmetric or none"
-        return None
+        mixed = len({layer.scheme.weight.symmetric for layer in layers}) > 1
+        return "its config calls all layers symmetric or none" if mixed else None
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix; scales are float16 whatever the model is."""
-        out_features, in_features = layer.shape
-        grid = layer.scheme.weight
+        (out_features, in_features), grid = layer.shape, layer.scheme.weight
         groups = grid.groups(in_features)
-        return {
+        specs = {
             ".qweight": (torch.Size([in_features * grid.bits // WORD_BITS, out_features]), torch.int32),
             ".qzeros": (torch.Size([groups, out_features * grid.bits // WORD_BITS]), torch.int32),
             ".scales": (torch.Size([groups, out_features]), torch.float16),
-            ".g_idx": (torch.Size([in_features]), torch.int32),
         }
+        return specs | ({".g_idx": (torch.Size([in_features]), torch.int32)} if self.holds_order else {})
 
     def pack(
         self,
@@ -113,20 +111,21 @@ class Gptq(WeightOnly):
         """The tensors of a layer by suffix.
 
         Raises:
-            FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
+            FormatError: A scale is no float16 number, a zero no whole number, or the input is touched or reordered.
         """
-        refuse_inputs(self.title, scheme, input_scale, input_zero, input_multiplier)
         grid, order = tensor.grid, tensor.input_order
+        touched = (input_scale, input_zero, input_multiplier, None if self.holds_order else order)
+        refuse_inputs(self.title, scheme, *touched)
         zeros = whole_zeros(tensor, self.title)
         if self._shift and not grid.symmetric:
             raise FormatError("Version 1 of GPTQ is written for symmetric weights only; use gptq-v2.")
-        columns = torch.arange(tensor.in_features, dtype=torch.int32, device=tensor.codes.device)
-        return {
+        parts = {
             ".qweight": pack_rows(in_place(tensor.codes, order), grid.bits).T.contiguous(),
             ".qzeros": pack_rows((zeros - self._shift).T.contiguous(), grid.bits),
             ".scales": float16_scales(tensor.scale, self.title).T.contiguous(),
-            ".g_idx": in_place(columns // grid.group_width(tensor.in_features), order),
         }
+        g_idx = in_place(_consecutive(tensor.in_features, grid, tensor.codes.device), order)
+        return parts | ({".g_idx": g_idx} if self.holds_order else {})
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its tensors, with scales as they are stored.
@@ -141,10 +140,11 @@ class Gptq(WeightOnly):
         grid = scheme.weight
         out_features = parts[".qweight"].shape[-1]
         codes = unpack_rows(parts[".qweight"].T.contiguous(), grid.bits, in_features)
-        groups = _runs(parts[".g_idx"], grid, in_features)
+        g_idx = parts[".g_idx"] if self.holds_order else _consecutive(in_features, grid, codes.device)
+        groups = _runs(g_idx, grid, in_features)
         order = None
         if groups is None:
-            order = _scattered(parts[".g_idx"], grid)
+            order = _scattered(g_idx, grid)
             codes = codes[:, order]
             groups = torch.arange(grid.groups(in_features))
         zeros = (unpack_rows(parts[".qzeros"], grid.bits, out_features) + self._shift) & grid.code_max
@@ -213,6 +213,11 @@ def is_act_order(g_idx: Tensor, grid: Grid) -> bool:
     return _runs(g_idx, grid, len(g_idx)) is None
 
 
+def _consecutive(in_features: int, grid: Grid, device: torch.device) -> Tensor:
+    """The group of every input where groups are consecutive inputs, int32 [in]."""
+    return torch.arange(in_features, dtype=torch.int32, device=device) // grid.group_width(in_features)
+
+
 def _runs(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor | None:
     """Which stored group every run of consecutive inputs belongs to, int64 [groups]; ``None`` if there are no runs."""
     width = min(grid.group_width(in_features), in_features)
@@ -240,7 +245,7 @@ def gptq_storage(config: Mapping[str, Any]) -> str:
     Raises:
         FormatError: Its files are laid out as goldstick does not read them.
     """
-    said = {key: value for key, value in config.items() if value is not None}  # some tools write null
+    said = {key: value for key, value in config.items() if value is not None}  # some write null
     layout = said.get("checkpoint_format", said.get("format", "gptq"))
     if config.get("is_marlin_format") or not isinstance(layout, str) or layout not in _CHECKPOINT_FORMATS:
         raise FormatError(

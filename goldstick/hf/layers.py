@@ -156,8 +156,9 @@ class DeclaredLayers:
 
     def _is_left_out(self, weight: str) -> bool:
         """Whether a weight is of a part that the model lacks by its class, or since the files are of another class."""
-        known = self._names.model.state_dict()
-        return self._names.ignores(weight) or (self._of_another and self._names.piece(weight).parameter not in known)
+        if self._names.ignores(weight):
+            return True
+        return self._of_another and self._names.piece(weight).parameter not in self._parameters
 
     def refuse_turned_floats(self, layers: Sequence[StoredLayer]) -> None:
         """Refuse a config that has the input of a layer turned at run time that is not quantized, or of none.
@@ -182,6 +183,10 @@ class DeclaredLayers:
                 "names no layer of the model, so that layers would be given inputs that are not turned. Correct its "
                 "targets, or remove the group."
             )
+
+    @cached_property
+    def _parameters(self) -> frozenset[str]:
+        return frozenset(self._names.model.state_dict())
 
     @cached_property
     def _scheme_of(self) -> SchemeOf:

@@ -97,8 +97,10 @@ def _scale_findings(layer: StoredLayer, tensor: QuantizedTensor, *, signed: bool
 
 
 def _signs_chosen(tensor: QuantizedTensor) -> bool:
-    """Whether a writer may have chosen the signs of a layer's scales: that of the largest weight in a group gives it
-    one code more, and auto-round, which does so in any format, then makes about half of them negative."""
+    """Whether a writer chose the signs of a layer's scales, as auto-round does: about half of them are negative then.
+
+    With the sign of the largest weight in a group, that weight has the one code more on its side.
+    """
     negative = float((tensor.steps() < 0).float().mean())
     return tensor.grid.symmetric and tensor.grid.integers and negative >= _CHOSEN
 
