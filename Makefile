@@ -176,8 +176,8 @@ train-reference: $(STAMP) ## train the reference model again, going on where a s
 # wheels of beside the others, so it is installed without its dependencies; it is a reader to compare with, no more.
 PEERS := build/peers
 PEER_TORCH := $(shell sed -n '/^torch==/p;/^transformers==/p' constraints.txt)
-TOOLS := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round,--$(tool) $(CURDIR)/$(PEERS)/$(tool)/bin/python)
-INSTALLED := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round,$(PEERS)/$(tool)/.installed)
+TOOLS := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes,--$(tool) $(CURDIR)/$(PEERS)/$(tool)/bin/python)
+INSTALLED := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes,$(PEERS)/$(tool)/.installed)
 
 $(PEERS)/gptqmodel/.installed: constraints.txt
 	$(PYTHON3) -m venv $(PEERS)/gptqmodel
@@ -198,6 +198,11 @@ $(PEERS)/auto-round/.installed: constraints.txt
 	$(PEERS)/auto-round/bin/pip install --quiet $(firstword $(PEER_TORCH)) auto-round==0.16.1
 	@touch $@
 
+$(PEERS)/bitsandbytes/.installed: constraints.txt
+	$(PYTHON3) -m venv $(PEERS)/bitsandbytes
+	$(PEERS)/bitsandbytes/bin/pip install --quiet $(PEER_TORCH) accelerate bitsandbytes==0.50.2
+	@touch $@
+
 # Of AutoGPTQ and AutoAWQ only the code that makes files is used, which needs neither a GPU nor their dependencies.
 $(PEERS)/auto-tools/.installed: constraints.txt
 	$(PYTHON3) -m venv $(PEERS)/auto-tools
@@ -207,7 +212,7 @@ $(PEERS)/auto-tools/.installed: constraints.txt
 	$(PEERS)/auto-tools/bin/pip install --quiet --no-deps --no-build-isolation autoawq==0.2.9
 	@touch $@
 
-cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and goldstick those of GPTQModel, AutoGPTQ, AutoAWQ, llm-compressor and auto-round
+cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and goldstick those of GPTQModel, AutoGPTQ, AutoAWQ, llm-compressor, auto-round and bitsandbytes
 	$(PYTHON) -m benchmarks.cross_reading $(TOOLS)
 
 gptqmodel-check: $(STAMP) $(PEERS)/gptqmodel/.installed ## GPTQModel reads a small model that goldstick stores as GPTQ and as AWQ (what CI runs)

@@ -4,8 +4,8 @@
 
 - *Written here.* goldstick stores it as GPTQ (both versions) and AWQ; plain transformers with GPTQModel reads the
   files, and ``goldstick.accelerate`` takes over what that loaded.
-- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ, llm-compressor and auto-round quantize
-  it, and read back what they wrote. goldstick inspects, loads and exports the same files.
+- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ, llm-compressor, auto-round and
+  bitsandbytes quantize it, and read back what they wrote. goldstick inspects, loads and exports the same files.
 
 Each time the largest difference of the logits is taken, three times. ``difference`` is of the same arithmetic and must
 be within 5e-4: GPTQModel's layers multiply codes and scales in float16, also in a model of float32, so goldstick's
@@ -61,6 +61,7 @@ WRITERS = {
     "autogptq": "write_autogptq.py",
     "autoawq": "write_autoawq.py",
     "auto-round": "write_auto_round.py",
+    "bitsandbytes": "write_bitsandbytes.py",
 }
 #: The file in which a tool that no reader calls any more says what it answers itself.
 ANSWER = "answer.safetensors"
@@ -70,7 +71,8 @@ def main() -> None:
     """Run everything, print a line for each checkpoint, write the results."""
     arguments = parse()
     pythons = {"gptqmodel": arguments.gptqmodel, "llm-compressor": arguments.llm_compressor}
-    pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools) | {"auto-round": arguments.auto_round}
+    pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools)
+    pythons |= {"auto-round": arguments.auto_round, "bitsandbytes": arguments.bitsandbytes}
     with tempfile.TemporaryDirectory(prefix="goldstick-cross-reading-") as folder:
         work = Work(Path(folder), pythons)
         if arguments.miniatures:
@@ -100,6 +102,7 @@ def parse() -> argparse.Namespace:
         "--llm-compressor": "llm-compressor",
         "--auto-tools": "AutoGPTQ and AutoAWQ",
         "--auto-round": "auto-round",
+        "--bitsandbytes": "bitsandbytes",
     }
     for option, holds in tools.items():
         parser.add_argument(option, metavar="PYTHON", help=f"a Python that has {holds}")
@@ -212,7 +215,8 @@ class Work:
         for file in noted.values():
             with safe_open(file, "pt") as answer:
                 self.versions[tool] = dict(answer.metadata())
-        return {name: load_file(file)["logits"] for name, file in noted.items()}, dict.fromkeys(made, "float16 weights")
+        weights = "float32 weights" if tool == "bitsandbytes" else "float16 weights"
+        return {name: load_file(file)["logits"] for name, file in noted.items()}, dict.fromkeys(made, weights)
 
     def logits(
         self, tool: str, checkpoints: dict[str, Path], script: str = "logits.py"

@@ -28,8 +28,10 @@ _W8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strateg
 _A8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 _GPTQ: dict[str, Any] = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+_NF4: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
-#: The tools' files: options of GPTQModel's and AutoGPTQ's configs, config groups of compressed-tensors, schemes.
+#: The tools' files: options of GPTQModel's and AutoGPTQ's configs, config groups of compressed-tensors, schemes,
+#: options of transformers' config for bitsandbytes.
 THEIRS: dict[str, dict[str, Any]] = {
     "gptqmodel": {
         "gptq": {"bits": 4, "group_size": 32},
@@ -57,6 +59,12 @@ THEIRS: dict[str, dict[str, Any]] = {
                 "model.layers.0.self_attn.q_proj": {"bits": 16},
             },
         },
+    },
+    "bitsandbytes": {
+        "nf4": _NF4,
+        "nf4-nested": {**_NF4, "bnb_4bit_use_double_quant": True},
+        "fp4": {"load_in_4bit": True},
+        "int8": {"load_in_8bit": True},
     },
 }
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
+from torch import Tensor
+
 from goldstick.core.element import E8M0, ELEMENTS, INTEGER, Element
 from goldstick.errors import RecipeError
 
@@ -185,6 +187,10 @@ class Grid:
     def groups(self, in_features: int) -> int:
         """Number of scales per row."""
         return -(-in_features // self.group_width(in_features))
+
+    def are_codes(self, zero: Tensor) -> bool:
+        """Whether every zero is a code."""
+        return bool(((zero == zero.round()) & (zero >= 0) & (zero <= self.code_max)).all())
 
     @property
     def label(self) -> str:

@@ -26,6 +26,7 @@ FORMATS: Registry[StorageFormat] = Registry(
         "fp8": "goldstick.formats.fp8:FP8",
         "mxfp4": "goldstick.formats.mxfp4:MXFP4",
         "modelopt": "goldstick.formats.modelopt:MODELOPT",
+        "bitsandbytes": "goldstick.formats.bitsandbytes:BITSANDBYTES",
         "gguf": "goldstick.formats.gguf:GGUF",
     },
 )

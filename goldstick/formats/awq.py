@@ -149,9 +149,9 @@ class Awq(WeightOnly):
 
         return stays_float
 
-    def rows(self, codes: torch.Size) -> torch.Size:
+    def matrix_shape(self, name: str, tensors: Mapping[str, StoredTensor], in_features: int) -> torch.Size:
         """Words hold eight outputs each."""
-        return torch.Size([8 * codes[-1]])
+        return torch.Size([8 * tensors[name].shape[-1], in_features])
 
     def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Words are as many as the outputs need."""

@@ -48,17 +48,6 @@ class StoredLayer:
     rotated: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredPiece:
-    """One quantized matrix under the name a checkpoint gives it, with what stands beside it for its layer's input."""
-
-    layer: StoredLayer
-    tensor: QuantizedTensor
-    input_scale: Tensor | None = None
-    input_zero: Tensor | None = None
-    input_multiplier: Tensor | None = None
-
-
 class StoredTensor(Protocol):
     """A tensor of a checkpoint: what its header says, and its values when they are asked for."""
 
@@ -76,10 +65,8 @@ class StoredTensor(Protocol):
 
 #: (tensor that holds the codes, site) → scheme of the layer, or ``None`` where the config describes no such layer.
 SchemeOf = Callable[[str, str], Scheme | None]
-
 #: (name of the float tensor, site, inputs of the layer) → channels that the transform of its input mixes; 0 for none.
 RotationOf = Callable[[str, str, int], int]
-
 #: Whether a config has a module stay float. Beside its name in the checkpoint: ``None`` for one that is stored
 #: quantized, else whether it lies in a block.
 StaysFloat = Callable[[str, bool | None], bool]
@@ -112,6 +99,7 @@ class StorageFormat(ABC):
         empties_layers: Whether its reader in transformers takes the weight from linear layers before they are loaded.
         in_gguf: Whether its tensors lie in a GGUF file, and not in safetensors files.
         signed_scales: Whether its writers store negative scales, as ggml's do.
+        read_as_native: Whether transformers is handed native tensors, since the shapes of these stand in files alone.
     """
 
     name: str
@@ -133,6 +121,7 @@ class StorageFormat(ABC):
     empties_layers: ClassVar[bool] = False
     in_gguf: ClassVar[bool] = False
     signed_scales: ClassVar[bool] = False
+    read_as_native: ClassVar[bool] = False
 
     @abstractmethod
     def refuses(self, layer: StoredLayer) -> str | None:
@@ -144,7 +133,7 @@ class StorageFormat(ABC):
 
     def refuses_zeros(self, scale: Tensor, zero: Tensor, grid: Grid) -> str | None:
         """Why it cannot hold the zeros of a layer [out, groups] without loss, or ``None`` where it can."""
-        if are_codes(zero, grid):
+        if grid.are_codes(zero):
             return None
         return f"its zeros are fractions, and {self.name} holds whole ones. Only the native format holds it."
 
@@ -159,6 +148,12 @@ class StorageFormat(ABC):
     @abstractmethod
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of every tensor of a layer by suffix, without any data."""
+
+    def stored_specs(
+        self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]
+    ) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """The same for a layer of a checkpoint that holds these tensors, perhaps written by another tool."""
+        return self.specs(layer, layer.scale_dtype or torch.float32)
 
     @abstractmethod
     def pack(
@@ -267,9 +262,9 @@ class StorageFormat(ABC):
             return None
         return name.removesuffix(self.codes_suffix) + (".weight" if self.codes_suffix.startswith(".") else "")
 
-    def rows(self, codes: torch.Size) -> torch.Size:
-        """Shape of a matrix less its inputs, [..., out], by the shape of its codes."""
-        return codes[:-1]
+    def matrix_shape(self, name: str, tensors: Mapping[str, StoredTensor], in_features: int) -> torch.Size:
+        """Shape [..., out, in] of the matrix whose codes a tensor holds, given the inputs of its layer."""
+        return torch.Size([*tensors[name].shape[:-1], in_features])
 
     def scale_dtype(self, weight: str, grid: Grid, tensors: Mapping[str, StoredTensor]) -> torch.dtype | None:
         """Dtype of a layer's scales before they were stored, or ``None`` where no tensor of it says.
@@ -293,8 +288,3 @@ class StorageFormat(ABC):
     def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Bits of a code and number of groups that the shapes of a layer's codes and scales fit."""
         return 8 * codes.dtype.itemsize * codes.shape[-1] / in_features, scales.shape[-1]
-
-
-def are_codes(zero: Tensor, grid: Grid) -> bool:
-    """Whether every zero is a code of the grid."""
-    return bool(((zero == zero.round()) & (zero >= 0) & (zero <= grid.code_max)).all())

@@ -16,7 +16,7 @@ from torch import Tensor
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import RotationOf, SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.base import RotationOf, SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor
 from goldstick.formats.compressed_layouts import (
     INT_QUANTIZED,
     NAIVE_QUANTIZED,
@@ -126,7 +126,7 @@ class CompressedTensors(StorageFormat):
         """
         if input_multiplier is not None or tensor.input_order is not None:
             raise FormatError("compressed-tensors has no place for what a layer does to its input; use format native.")
-        if tensor.zero is not None and not are_codes(tensor.zero.float(), tensor.grid):
+        if tensor.zero is not None and not tensor.grid.are_codes(tensor.zero.float()):
             raise FormatError("compressed-tensors holds whole zeros only; export to the native format instead.")
         return _layout(scheme).pack(tensor) | pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
 

@@ -19,7 +19,7 @@ from goldstick.core.grid import BLOCK, POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor
 from goldstick.formats.gguf_blocks import (
     BY_SUFFIX,
     NVFP4,
@@ -101,9 +101,7 @@ class Gguf(StorageFormat):
         lost = lost_minima(scale, zero)
         if not lost:
             return None
-        holders = (
-            "compressed-tensors, awq and gptq-v2 hold" if are_codes(zero, grid) else "only the native format holds"
-        )
+        holders = "compressed-tensors, awq and gptq-v2 hold" if grid.are_codes(zero) else "only the native format holds"
         return (
             f"GGUF's Q4_1 and Q5_1 store −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be "
             f"others when read back. Only symmetric weights are sure to fit; {holders} these."

@@ -93,9 +93,9 @@ class MXFP4Experts(StorageFormat):
         """What is not stored in blocks."""
         return lambda module, in_block: in_block is not None
 
-    def rows(self, codes: torch.Size) -> torch.Size:
-        """Shape of a matrix less its inputs."""
-        return codes[:-2]
+    def matrix_shape(self, name: str, tensors: Mapping[str, StoredTensor], in_features: int) -> torch.Size:
+        """Codes have a dimension more, of groups."""
+        return torch.Size([*tensors[name].shape[:-2], in_features])
 
     def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Bits of a code and number of groups."""

@@ -13,7 +13,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import StorageFormat, StoredLayer, are_codes
+from goldstick.formats.base import StorageFormat, StoredLayer, StoredTensor
 from goldstick.formats.site_table import SiteTable
 
 WORD_BITS = 32
@@ -44,9 +44,9 @@ class WeightOnly(StorageFormat):
         """None: the config names what is excepted."""
         return SiteTable()
 
-    def rows(self, codes: torch.Size) -> torch.Size:
+    def matrix_shape(self, name: str, tensors: Mapping[str, StoredTensor], in_features: int) -> torch.Size:
         """Codes are stored input by input."""
-        return codes[-1:]
+        return torch.Size([tensors[name].shape[-1], in_features])
 
 
 def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
@@ -162,7 +162,7 @@ def whole_zeros(tensor: QuantizedTensor, title: str) -> Tensor:
     if tensor.zero is None:
         return torch.full(tensor.scale.shape, tensor.grid.midpoint, dtype=torch.uint8, device=tensor.scale.device)
     zero = tensor.zero.float()
-    if not are_codes(zero, tensor.grid):
+    if not tensor.grid.are_codes(zero):
         raise FormatError(f"{title} holds whole zeros only; export to the native format instead.")
     return zero.to(torch.uint8)
 

@@ -91,7 +91,7 @@ def key_report(
 def _suffixes(stored: StoredLayers | None, layer: Any) -> list[str]:
     if stored is None:
         return []
-    return list(stored.format.specs(layer, torch.float32))
+    return list(stored.format.stored_specs(layer, stored.tensors))
 
 
 def _wrong(found: list[tuple[str, torch.Size]], wanted: torch.Size) -> list[tuple[str, torch.Size]]:

@@ -50,7 +50,7 @@ class StoredLayers:
             CheckpointError: One is missing, or has another shape or dtype than the config declares.
         """
         found = {}
-        for suffix, (shape, dtype) in self.format.specs(layer, layer.scale_dtype or torch.float32).items():
+        for suffix, (shape, dtype) in self.format.stored_specs(layer, self.tensors).items():
             name = part_name(layer.name, suffix)
             info = self.tensors.get(name)
             if info is None:
@@ -140,11 +140,14 @@ class DeclaredLayers:
             raise FormatError(
                 f"{weight} is stored as {self.format.name}, which goldstick reads for linear layers and experts only."
             )
+        shape = self.format.matrix_shape(name, self._tensors, site.in_features)
+        if shape[-1] != site.in_features:
+            raise FormatError(f"{weight} is a matrix {list(shape)}, and its layer has {site.in_features} inputs.")
         layer = StoredLayer(
             name=weight,
             site=site.name,
             kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
-            shape=torch.Size([*self.format.rows(codes.shape), site.in_features]),
+            shape=shape,
             scheme=scheme,
             fractional_zeros=False,
             multiplied=site.name in self.listed.multiplied,

@@ -22,11 +22,11 @@ from goldstick.formats.base import StoredLayer
 from goldstick.formats.native import NATIVE
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.checkpoint import open_quantized, ties_of
-from goldstick.hf.expert_tensors import is_stacked_as_stored, of_experts, with_native_experts
 from goldstick.hf.generation_config import read_generation_config
 from goldstick.hf.idle_biases import idle_biases
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.hf.native_tensors import is_stacked_as_stored, of_experts, with_native_tensors
 from goldstick.structure.network import Network
 
 
@@ -137,7 +137,7 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     sites = checkpoint.network.by_name
     if any(sites[owner].layout is Layout.EMBEDDING for owner in checkpoint.ties.values()):
         settings.tie_word_embeddings = False  # transformers ties floats only
-    return cls, settings, with_native_experts(checkpoint.stored, checkpoint.network)
+    return cls, settings, with_native_tensors(checkpoint.stored, checkpoint.network)
 
 
 def translated(
@@ -183,4 +183,5 @@ def _in_native_words(found: StoredLayers, ties: Mapping[str, str]) -> dict[str, 
             raise FormatError(
                 f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."
             )
-    return NATIVE.config(list(sites.values()), [], ties) | {"storage": found.format.name}
+    storage = {} if found.format.read_as_native else {"storage": found.format.name}
+    return NATIVE.config(list(sites.values()), [], ties) | storage

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.formats.base import StoredPiece
+from goldstick.formats.stored_piece import StoredPiece
 from goldstick.hf.float_matrices import float_matrices
 from goldstick.hf.names import CheckpointNames, empty_model
 from goldstick.hf.pruned import marked

@@ -114,7 +114,7 @@ def _left_out(checkpoint: QuantizedCheckpoint) -> list[StoredLayer]:
                     name=weight,
                     site="",
                     kind=Layout.LINEAR,
-                    shape=torch.Size([*form.rows(codes.shape), columns]),
+                    shape=form.matrix_shape(name, stored.tensors, columns),
                     scheme=scheme,
                     fractional_zeros=False,
                     scale_dtype=form.scale_dtype(weight, scheme.weight, stored.tensors),

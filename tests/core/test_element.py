@@ -19,7 +19,7 @@ every = pytest.mark.parametrize("name", ELEMENTS)
 def test_the_numbers_of_an_element_are_integers_where_bytes_hold_them() -> None:
     for name, element in ELEMENTS.items():
         integers = element.integers()
-        assert (integers is None) == (name in ("e4m3", "e5m2", "e3m2", "nf4"))
+        assert (integers is None) == (name in ("e4m3", "e5m2", "e3m2", "nf4", "bnbfp4"))
         if integers is not None:
             assert torch.equal((integers.entries.float() - integers.middle) * integers.unit, element.table())
     fp4 = ELEMENTS["e2m1"].integers()

@@ -38,7 +38,7 @@ USUAL = [
     for label in (
         "w2a16-g32", "w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w4a16-channel", "w4a16-g32-asym", "w8a16",
         "w8a16-g32", "w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32", "w4a4-dynamic-g32",
-        "fp8", "fp8-block", "fp8-dynamic", "nvfp4a16", "nvfp4", "mxfp4a16",
+        "fp8", "fp8-block", "fp8-dynamic", "nvfp4a16", "nvfp4", "mxfp4a16", "nf4a16",
     )
 ]  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -185,9 +185,9 @@ def test_its_config_says_what_its_tensors_are_and_no_other_format_claims_it(name
         found = storage.schemes(config, tensors)(codes, layer.site)
         assert found is not None and found.activation == scheme.activation
         assert_same(storage.unpack(parts, found, tensor.in_features), tensor)
-        assert (*storage.rows(tensors[codes].shape), tensor.in_features) == tensor.codes.shape
+        assert storage.matrix_shape(codes, tensors, tensor.in_features) == tensor.codes.shape
         dtype = storage.scale_dtype(layer.name, scheme.weight, tensors)
-        again = storage.specs(dataclasses.replace(layer, scale_dtype=dtype), dtype or torch.float16)
+        again = storage.stored_specs(dataclasses.replace(layer, scale_dtype=dtype), tensors)
         assert again == {suffix: (part.shape, part.dtype) for suffix, part in parts.items()}
         assert storage.listed(config).schemes in ({}, {layer.site: found})
 

@@ -1,10 +1,11 @@
 """Files that other tools wrote (``make miniatures``), beside what their own readers answered.
 
 Each folder of tests/data/other_tools holds a Llama of one block in float16 and ``answer.safetensors``: tokens, and the
-logits that plain transformers with the tool's own package gave for them in float32; of AutoGPTQ, AutoAWQ and
-auto-round, on the weights that the tool's own layers and dequantization give. Those and GPTQModel's multiply codes and
-scales in float16, whatever the model computes in; so do goldstick's in a float16 model, and not in one of float32. The
-first comparison is of the same arithmetic, the second shows how little the other is apart.
+logits that plain transformers with the tool's own package gave for them in float32; of AutoGPTQ, AutoAWQ, auto-round
+and bitsandbytes, on the weights that the tool's own layers and dequantization give. Those of all but llm-compressor and
+bitsandbytes multiply codes and scales in float16, whatever the model computes in; so do goldstick's in a float16 model,
+and not in one of float32. The first comparison is of the same arithmetic, the second shows how little the other is
+apart.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ SCHEMES = {
     "auto-round-w4a16": "w4a16-g32",
     "auto-round-asymmetric": "w4a16-g32-asym",
     "auto-round-mixed": "w2a16-g32, w8a16-g64",
+    "bitsandbytes-nf4": "nf4a16",
+    "bitsandbytes-nf4-nested": "nf4a16",
+    "bitsandbytes-fp4": "w-bnbfp4-g64-a-16",
+    "bitsandbytes-int8": "w8a16-channel",
     "llm-compressor-w4a16": "w4a16-g32",
     "llm-compressor-w4a16-asymmetric": "w4a16-g32-asym",
     "llm-compressor-w8a8": "w8a8-dynamic-channel",
@@ -89,7 +94,7 @@ def test_every_folder_is_looked_at() -> None:
 @every_file
 def test_a_checkpoint_of_another_tool_answers_as_its_own_reader_does(name: str) -> None:
     expected = load_file(FOLDER / name / "answer.safetensors")
-    half = not name.startswith("llm-compressor")
+    half = not name.startswith(("llm-compressor", "bitsandbytes"))
     found = (answer_on_float16_weights if half else answer)(FOLDER / name, expected["ids"])
     largest = float(expected["logits"].abs().max())
     assert largest > 0.3, "there is something to compare"

@@ -141,7 +141,7 @@ def test_checkpoints_of_goldstick_are_sources_too(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [1, 128]}, r"square blocks, and not in \[1, 128\]"),
         ({"quant_method": "fp8", "activation_scheme": "lazy"}, "'dynamic' or 'static', not 'lazy'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "NVFP4, FP8, .* and this checkpoint has 'W4A16_AWQ'"),
-        ({"quant_method": "bitsandbytes"}, "quantized with 'bitsandbytes', which goldstick does not load"),
+        ({"quant_method": "quanto"}, "quantized with 'quanto', which goldstick does not load"),
         ({}, "has a 'quantization_config' without a 'quant_method', so nothing says how"),
     ],
 )

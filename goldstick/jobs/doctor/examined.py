@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors, read_config
 from goldstick.errors import CheckpointError, GoldstickError
@@ -53,8 +51,7 @@ class Examined:
         """Names of the tensors that a layer should be stored in."""
         if self.stored is None:
             return []
-        specs = self.stored.format.specs(layer, layer.scale_dtype or torch.float32)
-        return [part_name(layer.name, suffix) for suffix in specs]
+        return [part_name(layer.name, suffix) for suffix in self.stored.format.stored_specs(layer, self.tensors)]
 
 
 def open_examined(directory: Path) -> Examined:

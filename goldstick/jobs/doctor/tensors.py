@@ -62,7 +62,7 @@ def _untold(examined: Examined, names: tuple[str, ...], told: set[str]) -> list[
 def _parts(examined: Examined, layer: StoredLayer) -> Iterator[Finding]:
     assert examined.stored is not None
     wrong = []
-    for suffix, (shape, dtype) in examined.stored.format.specs(layer, layer.scale_dtype or torch.float32).items():
+    for suffix, (shape, dtype) in examined.stored.format.stored_specs(layer, examined.tensors).items():
         name = part_name(layer.name, suffix)
         info = examined.tensors.get(name)
         if info is None:

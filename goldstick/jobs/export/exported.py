@@ -43,7 +43,8 @@ def change_of_values(
 def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFormat) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros of a layer; without zeros where they are sure to fit the target."""
     scales, zeros, grid = stored.format.scale_suffix, stored.format.zero_suffix, layer.scheme.weight
-    if grid.scale is not None or scales is None or (target.rounds_zeros and not grid.symmetric):
+    in_codes = grid.scale is not None or stored.format.read_as_native
+    if scales is None or in_codes or (target.rounds_zeros and not grid.symmetric):
         tensor = stored.unpack(layer)
         return tensor.scale, tensor.zero
     infos = stored.parts(layer)

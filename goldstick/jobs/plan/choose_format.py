@@ -8,7 +8,8 @@ from torch import nn
 
 from goldstick.errors import FormatError
 from goldstick.formats import FALLBACK, FORMATS, PREFERRED
-from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.stored_piece import StoredPiece
 from goldstick.hf.initialisers import initialisers_fail
 from goldstick.hf.model_in_memory import is_transformers
 from goldstick.hf.pruned import cuts_something

@@ -23,7 +23,8 @@ from goldstick.core.error import WeightError
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.progress import Progress
 from goldstick.core.ranks import Ranks
-from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.stored_piece import StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import give_inputs, given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, names_of

@@ -18,8 +18,8 @@ from goldstick.core.module_state import extra_states, held_tensors, is_plain, sh
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.base import StoredPiece as StoredPiece
 from goldstick.formats.input_scale import part_name
+from goldstick.formats.stored_piece import StoredPiece as StoredPiece
 from goldstick.hf.names import CheckpointNames
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear
 from goldstick.nn.packed import packed_tensors

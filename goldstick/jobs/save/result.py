@@ -31,7 +31,7 @@ from goldstick.core.references import copy_of, left_behind, parameters_of
 from goldstick.core.shared_storage import part_storage
 from goldstick.core.torch_modes import as_written
 from goldstick.errors import FormatError, UsageError
-from goldstick.formats.base import StoredPiece
+from goldstick.formats.stored_piece import StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of

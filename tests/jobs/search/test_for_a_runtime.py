@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import goldstick
@@ -38,6 +39,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=4, head_dim=32, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
+    torch.manual_seed(0)  # what a search chooses hangs on the weights
     LlamaForCausalLM(config).save_pretrained(directory)
     write_tokenizer(directory)
     (directory / "text.txt").write_text("The harbour lies on the north side of the island. " * 8)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
+from goldstick.formats.bitsandbytes import BITSANDBYTES
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
 from goldstick.formats.gguf import GGUF
@@ -61,7 +62,7 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == GGUF.method:
         no_cpu = no("there is no such kernel for CPUs")
         yield "GGUF", {NVIDIA: from_capability("6.0", "give it the file"), AMD: unread(), CPU: no_cpu}
-    elif method == AUTO_ROUND.method:
+    elif method in (AUTO_ROUND.method, BITSANDBYTES.method):
         yield str(method), dict.fromkeys(HARDWARE, unread())
     elif method is not None:
         yield f"quant_method {method}", refused("it knows no such method")

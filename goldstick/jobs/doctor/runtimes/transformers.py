@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from goldstick.formats import FALLBACK
-from goldstick.formats.auto_round import AUTO_ROUND, AUTO_ROUND_AWQ
+from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
+from goldstick.formats.bitsandbytes import BITSANDBYTES
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
 from goldstick.formats.gguf import GGUF
@@ -21,72 +22,47 @@ from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import (
     AMD,
     CPU,
-    HARDWARE,
     NVIDIA,
     Answers,
     Rule,
     Runtime,
     from_capability,
     names_in,
-    no,
     refused,
-    unread,
     yes,
 )
 from goldstick.jobs.doctor.runtimes.subject import Subject
+from goldstick.jobs.doctor.runtimes.transformers_packages import by_auto_round, by_gptqmodel, everywhere
 from goldstick.jobs.doctor.runtimes.transforms import turned_at_run_time
 
 _SINGLE = "model.safetensors"
-#: Sizes of groups that torch's product of 4 bits takes on processors (_weight_int4pack_mm_for_cpu).
-_CHANNELS_OF_TORCH = (32, 64, 128, 256)
 
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     table, method = subject.table, subject.method
     if method == COMPRESSED_TENSORS.method:
         for group in groups_of(table):
-            yield group.words, _everywhere("in 16 bits, decompressed at the first pass; package compressed-tensors")
+            yield group.words, everywhere("in 16 bits, decompressed at the first pass; package compressed-tensors")
     elif method == GPTQ.method:
-        yield "GPTQ", _by_gptqmodel(subject, "packages gptqmodel and optimum")
+        yield "GPTQ", by_gptqmodel(subject, "packages gptqmodel and optimum")
     elif method == AWQ.method:
         four = table.get("bits", table.get("w_bit")) == 4
-        yield "AWQ", _by_gptqmodel(subject, "packages gptqmodel and accelerate") if four else refused("it loads 4 bits")
+        yield "AWQ", by_gptqmodel(subject, "packages gptqmodel and accelerate") if four else refused("it loads 4 bits")
     elif method == FP8.method:
         dequantized = yes("dequantized to bfloat16 while it is loaded; package accelerate")
         fp8 = from_capability("8.9", "dequantized to bfloat16 before; package accelerate")
         yield str(method), {NVIDIA: fp8, AMD: dequantized, CPU: dequantized}
     elif method == MXFP4.method:
         words = "packages accelerate, triton and kernels; without them dequantized to bfloat16"
-        yield str(method), _everywhere(words)
+        yield str(method), everywhere(words)
     elif method == GGUF.method:
-        yield "GGUF", _everywhere("with gguf_file=; packages gguf and accelerate; dequantized where it has no kernel")
+        yield "GGUF", everywhere("with gguf_file=; packages gguf and accelerate; dequantized where it has no kernel")
     elif method == AUTO_ROUND.method:
-        yield str(method), _by_auto_round(table.get("packing_format"))
+        yield str(method), by_auto_round(table.get("packing_format"))
+    elif method == BITSANDBYTES.method:
+        yield str(method), everywhere("package bitsandbytes")
     elif method is not None:
         yield f"quant_method {method}", refused("it draws the weights of a method that it does not know at random")
-
-
-def _everywhere(words: str) -> Answers:
-    return {hardware: yes(words) for hardware in (NVIDIA, AMD, CPU)}
-
-
-def _by_gptqmodel(subject: Subject, words: str) -> Answers:
-    """GPTQModel 7.7.0 multiplies 4 bits by channel on processors in torch, whose product takes few widths."""
-    table = subject.table
-    four = table.get("bits", table.get("w_bit")) == 4
-    by_channel = table.get("group_size", table.get("q_group_size")) == -1
-    wide = [module.name for module in subject.quantized if module.shape[-1] not in _CHANNELS_OF_TORCH]
-    if four and by_channel and wide:
-        reason = f"channels of 4 bits have 32, 64, 128 or 256 inputs there, not that of {wide[0]}"
-        return {**_everywhere(words), CPU: no(reason)}
-    return _everywhere(words)
-
-
-def _by_auto_round(packing: object) -> Answers:
-    """auto-round 0.16.1 runs layers packed as AWQ's on processors by kernels of a package of their own."""
-    if packing == AUTO_ROUND_AWQ.packing:
-        return {**_everywhere("package auto-round"), CPU: yes("packages auto-round and auto-round-lib")}
-    return _everywhere("package auto-round") if packing == AUTO_ROUND.packing else dict.fromkeys(HARDWARE, unread())
 
 
 def _asymmetric(subject: Subject) -> Iterator[str]:
@@ -187,7 +163,7 @@ TRANSFORMERS = Runtime(
     name="transformers",
     title="transformers",
     version="5.23.0",
-    formats=(COMPRESSED_TENSORS, GPTQ, AWQ, FP8, MXFP4),
+    formats=(COMPRESSED_TENSORS, GPTQ, AWQ, FP8, MXFP4, BITSANDBYTES),
     splits=False,
     parts=_parts,
     read_in="transformers/quantizers/auto.py",

@@ -7,6 +7,7 @@ from typing import Any
 
 from goldstick.formats.auto_round import AUTO_ROUND
 from goldstick.formats.awq import AWQ
+from goldstick.formats.bitsandbytes import BITSANDBYTES
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
 from goldstick.formats.gptq import GPTQ
@@ -35,6 +36,9 @@ _GROUPS = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
 #: Architectures whose router is built as the config says, quantized or not; those of all others are float.
 _ROUTERS_AS_CONFIGURED = frozenset({"Qwen3MoeForCausalLM", "Lfm2MoeForCausalLM", "K2HorizonForCausalLM"})
 
+#: What reads methods that it does not know by itself.
+_UNKNOWN = {BITSANDBYTES.method: "a plugin reads it, vllm_bnb_plugin, which was not looked at"}
+
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     table, method = subject.table, subject.method
@@ -54,10 +58,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == AUTO_ROUND.method:
         yield from auto_round(table, subject)
     elif method is not None:
-        words = (
-            "GGUF files are read by the package vllm-gguf-plugin alone" if subject.gguf else "it knows no such method"
-        )
-        yield f"quant_method {method}", refused(words)
+        words = "GGUF files are read by the package vllm-gguf-plugin alone" if subject.gguf else _UNKNOWN.get(method)
+        yield f"quant_method {method}", refused(words or "it knows no such method")
 
 
 def _former(subject: Subject) -> Iterator[str]:

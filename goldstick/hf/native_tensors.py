@@ -1,7 +1,8 @@
-"""The experts of a checkpoint in the native format's tensors, whatever format it is stored in.
+"""Layers of a checkpoint in the native format's tensors, where transformers cannot be handed what its files hold.
 
 transformers gathers the experts of a mixture into one parameter by stacking rows. The tensors of the native format can
 be stacked so. Those of other formats cannot always: zeros are packed over rows, blocks have one scale for many of them.
+And some formats alone know the shapes of their tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from goldstick.hf.layers import StoredLayers
 from goldstick.structure.network import Network
 
 
-def with_native_experts(stored: StoredLayers, network: Network) -> dict[str, TensorInfo] | None:
-    """Every tensor of a checkpoint, those of quantized experts as the native format would store them.
+def with_native_tensors(stored: StoredLayers, network: Network) -> dict[str, TensorInfo] | None:
+    """Every tensor of a checkpoint, those that transformers cannot take as the native format would store them.
 
     Args:
         stored: Its quantized matrices.
@@ -38,7 +39,8 @@ def with_native_experts(stored: StoredLayers, network: Network) -> dict[str, Ten
     """
     fused = [layer for layer in stored.layers if network.by_name[layer.site].layout.fused]
     experts = [layer for layer in fused if not is_stacked_as_stored(stored.format, layer)]
-    if not experts:
+    layers = stored.layers if stored.format.read_as_native else experts
+    if not layers:
         return None
     if reordered := [layer.name for layer in experts if layer.act_order]:
         raise FormatError(
@@ -46,7 +48,7 @@ def with_native_experts(stored: StoredLayers, network: Network) -> dict[str, Ten
             "the row (act-order), and goldstick runs none such. Quantize the checkpoint again: as a source it is read."
         )
     tensors = dict(stored.tensors)
-    for layer in experts:
+    for layer in layers:
         for suffix in stored.parts(layer):
             del tensors[part_name(layer.name, suffix)]
         tensors |= _native(stored, layer)

@@ -15,8 +15,8 @@ import goldstick
 from goldstick.errors import FormatError
 from goldstick.hf import quantizer
 from goldstick.hf.checkpoint import open_quantized
-from goldstick.hf.expert_tensors import with_native_experts
 from goldstick.hf.foreign import serve
+from goldstick.hf.native_tensors import with_native_tensors
 from goldstick.jobs.save import finish
 from tests.support.proofs import answer, prove_here
 from tests.support.tiny_mixtures import MIXTURES
@@ -59,7 +59,7 @@ def test_what_the_files_hold_is_read_as_it_is_where_it_can_be_stacked(tmp_path: 
         result = goldstick.apply(MIXTURES["mixtral"](), recipe | {"export": {"format": form}})
         result.save(tmp_path / form)
         checkpoint = open_quantized(tmp_path / form)
-        tensors = with_native_experts(checkpoint.stored, checkpoint.network)
+        tensors = with_native_tensors(checkpoint.stored, checkpoint.network)
         if form == "native":
             assert tensors is None
             continue
