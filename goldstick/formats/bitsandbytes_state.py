@@ -67,7 +67,7 @@ def state_of(codes: str, tensors: Mapping[str, StoredTensor]) -> tuple[Grid, tor
         raise FormatError(f"{codes} is stored as codes without a quant_state beside it. Save the checkpoint again.")
     found = parsed(tensors[stem + STATE + kind].read())
     shape, size = found.get("shape"), found.get("blocksize")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(one) is int and one > 0 for one in shape):
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(one) is int and 0 < one < 2**31 for one in shape):
         raise FormatError(f"{codes} is a matrix, and its quant_state says the shape {shown(shape)}.")
     if type(size) is not int or size < 2 or shape[1] % size:
         raise FormatError(
@@ -102,7 +102,7 @@ def parsed(state: Tensor) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(bytes(state.tolist()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("a quant_state of bitsandbytes is no JSON. Save the checkpoint again.") from error
     if not isinstance(found, Mapping):
         raise FormatError(f"a quant_state of bitsandbytes is a table, not {shown(found)}.")

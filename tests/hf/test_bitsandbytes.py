@@ -110,6 +110,8 @@ def test_what_transformers_needs_for_it_is_said() -> None:
     [
         (lambda tensors: tensors.pop(STATE), "stored as codes without a quant_state"),
         (lambda tensors: tensors.update({STATE: state(shape=[64])}), "says the shape"),
+        (lambda tensors: tensors.update({STATE: state(shape=[10**30, 64])}), "says the shape"),
+        (lambda tensors: tensors.update({STATE: torch.full((10**5,), ord("["), dtype=torch.uint8)}), "is no JSON"),
         (lambda tensors: tensors.update({STATE: state(shape=[32, 128])}), "its layer has 64 inputs"),
         (lambda tensors: tensors.update({STATE: state(shape=[128, 64])}), "misshapen keys"),
         (lambda tensors: tensors.update({STATE: state(blocksize=48)}), "run over the ends of rows"),
