@@ -176,8 +176,8 @@ train-reference: $(STAMP) ## train the reference model again, going on where a s
 # wheels of beside the others, so it is installed without its dependencies; it is a reader to compare with, no more.
 PEERS := build/peers
 PEER_TORCH := $(shell sed -n '/^torch==/p;/^transformers==/p' constraints.txt)
-TOOLS := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes,--$(tool) $(CURDIR)/$(PEERS)/$(tool)/bin/python)
-INSTALLED := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes,$(PEERS)/$(tool)/.installed)
+TOOLS := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes mlx,--$(tool) $(CURDIR)/$(PEERS)/$(tool)/bin/python)
+INSTALLED := $(foreach tool,gptqmodel llm-compressor auto-tools auto-round bitsandbytes mlx,$(PEERS)/$(tool)/.installed)
 
 $(PEERS)/gptqmodel/.installed: constraints.txt
 	$(PYTHON3) -m venv $(PEERS)/gptqmodel
@@ -203,6 +203,11 @@ $(PEERS)/bitsandbytes/.installed: constraints.txt
 	$(PEERS)/bitsandbytes/bin/pip install --quiet $(PEER_TORCH) accelerate bitsandbytes==0.50.2
 	@touch $@
 
+$(PEERS)/mlx/.installed: constraints.txt
+	$(PYTHON3) -m venv $(PEERS)/mlx
+	$(PEERS)/mlx/bin/pip install --quiet $(lastword $(PEER_TORCH)) 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
+	@touch $@
+
 # Of AutoGPTQ and AutoAWQ only the code that makes files is used, which needs neither a GPU nor their dependencies.
 $(PEERS)/auto-tools/.installed: constraints.txt
 	$(PYTHON3) -m venv $(PEERS)/auto-tools
@@ -212,7 +217,7 @@ $(PEERS)/auto-tools/.installed: constraints.txt
 	$(PEERS)/auto-tools/bin/pip install --quiet --no-deps --no-build-isolation autoawq==0.2.9
 	@touch $@
 
-cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and goldstick those of GPTQModel, AutoGPTQ, AutoAWQ, llm-compressor, auto-round and bitsandbytes
+cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and goldstick those of GPTQModel, AutoGPTQ, AutoAWQ, llm-compressor, auto-round, bitsandbytes and MLX
 	$(PYTHON) -m benchmarks.cross_reading $(TOOLS)
 
 gptqmodel-check: $(STAMP) $(PEERS)/gptqmodel/.installed ## GPTQModel reads a small model that goldstick stores as GPTQ and as AWQ (what CI runs)

@@ -4,8 +4,8 @@
 
 - *Written here.* goldstick stores it as GPTQ (both versions) and AWQ; plain transformers with GPTQModel reads the
   files, and ``goldstick.accelerate`` takes over what that loaded.
-- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ, llm-compressor, auto-round and
-  bitsandbytes quantize it, and read back what they wrote. goldstick inspects, loads and exports the same files.
+- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ, llm-compressor, auto-round,
+  bitsandbytes and MLX quantize it, and read back what they wrote. goldstick inspects, loads and exports the same files.
 
 Each time the largest difference of the logits is taken, three times. ``difference`` is of the same arithmetic and must
 be within 5e-4: GPTQModel's layers multiply codes and scales in float16, also in a model of float32, so goldstick's
@@ -62,6 +62,7 @@ WRITERS = {
     "autoawq": "write_autoawq.py",
     "auto-round": "write_auto_round.py",
     "bitsandbytes": "write_bitsandbytes.py",
+    "mlx": "write_mlx.py",
 }
 #: The file in which a tool that no reader calls any more says what it answers itself.
 ANSWER = "answer.safetensors"
@@ -72,7 +73,7 @@ def main() -> None:
     arguments = parse()
     pythons = {"gptqmodel": arguments.gptqmodel, "llm-compressor": arguments.llm_compressor}
     pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools)
-    pythons |= {"auto-round": arguments.auto_round, "bitsandbytes": arguments.bitsandbytes}
+    pythons |= {"auto-round": arguments.auto_round, "bitsandbytes": arguments.bitsandbytes, "mlx": arguments.mlx}
     with tempfile.TemporaryDirectory(prefix="goldstick-cross-reading-") as folder:
         work = Work(Path(folder), pythons)
         if arguments.miniatures:
@@ -103,6 +104,7 @@ def parse() -> argparse.Namespace:
         "--auto-tools": "AutoGPTQ and AutoAWQ",
         "--auto-round": "auto-round",
         "--bitsandbytes": "bitsandbytes",
+        "--mlx": "mlx-lm and MLX for a CPU",
     }
     for option, holds in tools.items():
         parser.add_argument(option, metavar="PYTHON", help=f"a Python that has {holds}")
@@ -215,7 +217,7 @@ class Work:
         for file in noted.values():
             with safe_open(file, "pt") as answer:
                 self.versions[tool] = dict(answer.metadata())
-        weights = "float32 weights" if tool == "bitsandbytes" else "float16 weights"
+        weights = "float32 weights" if tool in ("bitsandbytes", "mlx") else "float16 weights"
         return {name: load_file(file)["logits"] for name, file in noted.items()}, dict.fromkeys(made, weights)
 
     def logits(

@@ -66,6 +66,10 @@ THEIRS: dict[str, dict[str, Any]] = {
         "fp4": {"load_in_4bit": True},
         "int8": {"load_in_8bit": True},
     },
+    "mlx": {
+        "w4": {"q_bits": 4, "q_group_size": 64},
+        "w3": {"q_bits": 3, "q_group_size": 32},
+    },
 }
 
 #: What goldstick then exports each of them to, or refuses to.

@@ -20,6 +20,7 @@ from goldstick.checkpoint.strict_json import parse_object, size_limit
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.config_beside import BESIDE, OVERLOOKED
+from goldstick.formats.mlx import with_one_table
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -238,6 +239,7 @@ def read_config(directory: Path, when_missing: str = "no checkpoint of a transfo
         SourceError: See :func:`read_json`.
     """
     config = read_json(directory / "config.json", f"{when_missing}: it has no config.json{_hint(directory)}")
+    config = with_one_table(config)
     if config.get("quantization_config") is None and (found := _told_beside(directory)) is not None:
         config["quantization_config"] = found[1]
     return config

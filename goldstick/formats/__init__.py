@@ -27,6 +27,7 @@ FORMATS: Registry[StorageFormat] = Registry(
         "mxfp4": "goldstick.formats.mxfp4:MXFP4",
         "modelopt": "goldstick.formats.modelopt:MODELOPT",
         "bitsandbytes": "goldstick.formats.bitsandbytes:BITSANDBYTES",
+        "mlx": "goldstick.formats.mlx:MLX",
         "gguf": "goldstick.formats.gguf:GGUF",
     },
 )

@@ -99,6 +99,7 @@ class StorageFormat(ABC):
         empties_layers: Whether its reader in transformers takes the weight from linear layers before they are loaded.
         in_gguf: Whether its tensors lie in a GGUF file, and not in safetensors files.
         signed_scales: Whether its writers store negative scales, as ggml's do.
+        config_keys: Where config.json says how it is quantized.
         read_as_native: Whether transformers is handed native tensors, since the shapes of these stand in files alone.
     """
 
@@ -121,6 +122,7 @@ class StorageFormat(ABC):
     empties_layers: ClassVar[bool] = False
     in_gguf: ClassVar[bool] = False
     signed_scales: ClassVar[bool] = False
+    config_keys: ClassVar[tuple[str, ...]] = ("quantization_config",)
     read_as_native: ClassVar[bool] = False
 
     @abstractmethod

@@ -2,10 +2,10 @@
 
 Each folder of tests/data/other_tools holds a Llama of one block in float16 and ``answer.safetensors``: tokens, and the
 logits that plain transformers with the tool's own package gave for them in float32; of AutoGPTQ, AutoAWQ, auto-round
-and bitsandbytes, on the weights that the tool's own layers and dequantization give. Those of all but llm-compressor and
-bitsandbytes multiply codes and scales in float16, whatever the model computes in; so do goldstick's in a float16 model,
-and not in one of float32. The first comparison is of the same arithmetic, the second shows how little the other is
-apart.
+and bitsandbytes, on the weights that the tool's own layers and dequantization give, and of MLX its own layers. Those of
+all but llm-compressor, bitsandbytes and MLX multiply codes and scales in float16, whatever the model computes in; so do
+goldstick's in a float16 model, and not in one of float32. The first comparison is of the same arithmetic, the second
+shows how little the other is apart.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ SCHEMES = {
     "bitsandbytes-nf4-nested": "nf4a16",
     "bitsandbytes-fp4": "w-bnbfp4-g64-a-16",
     "bitsandbytes-int8": "w8a16-channel",
+    "mlx-w4": "w4a16-g64-asym",
+    "mlx-w3": "w3a16-g32-asym",
     "llm-compressor-w4a16": "w4a16-g32",
     "llm-compressor-w4a16-asymmetric": "w4a16-g32-asym",
     "llm-compressor-w8a8": "w8a8-dynamic-channel",
@@ -94,7 +96,7 @@ def test_every_folder_is_looked_at() -> None:
 @every_file
 def test_a_checkpoint_of_another_tool_answers_as_its_own_reader_does(name: str) -> None:
     expected = load_file(FOLDER / name / "answer.safetensors")
-    half = not name.startswith(("llm-compressor", "bitsandbytes"))
+    half = not name.startswith(("llm-compressor", "bitsandbytes", "mlx"))
     found = (answer_on_float16_weights if half else answer)(FOLDER / name, expected["ids"])
     largest = float(expected["logits"].abs().max())
     assert largest > 0.3, "there is something to compare"
@@ -105,7 +107,7 @@ def test_a_checkpoint_of_another_tool_answers_as_its_own_reader_does(name: str) 
 @every_file
 def test_its_layers_are_found_in_its_headers(name: str) -> None:
     stored = open_quantized(FOLDER / name).stored
-    schemes, count = {*SCHEMES[name].split(", ")}, 6 if "mixed" in name else 7
+    schemes, count = {*SCHEMES[name].split(", ")}, 6 if "mixed" in name else 9 if "mlx" in name else 7
     assert {layer.scheme.label for layer in stored.layers} == schemes
     assert len(stored.layers) == count
     assert {layer.scheme for layer in read_report(FOLDER / name).layers} == {*schemes, None}

@@ -243,6 +243,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "image-text.md": _media,
     "kv-cache.md": _in_float,
     "llm-for-vllm.md": _my_model,
+    "mlx-for-a-mac.md": _my_model,
     "mixtures-of-experts.md": _mixture,
     "number-formats.md": _named_model,
     "onnx.md": _onnx,

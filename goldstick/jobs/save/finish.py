@@ -83,9 +83,10 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     if content.config is not None:
         # What is only rotated is a float checkpoint, to be read as one; cuts are done again by goldstick's quantizer.
         quantized = bool(content.layers) or content.kv is not None or is_marked(content.config)
-        config = dict(content.config) | ({"quantization_config": table} if quantized else {})
+        config = dict(content.config) | (dict.fromkeys(content.format.config_keys, table) if quantized else {})
         embeddings = {layer.site for layer in content.layers if layer.kind == "embedding"}
-        if content.untied or embeddings & set(content.ties.values()):
+        on_embedding = embeddings & set(content.ties.values()) and not content.format.head_on_embedding
+        if content.untied or on_embedding:
             config["tie_word_embeddings"] = False
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
     if content.inputs is not None:

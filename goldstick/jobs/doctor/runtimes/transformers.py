@@ -14,6 +14,7 @@ from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
 from goldstick.formats.gguf import GGUF
 from goldstick.formats.gptq import GPTQ
+from goldstick.formats.mlx import MLX
 from goldstick.formats.mxfp4 import MXFP4
 from goldstick.hf.initialisers import initialisers_fail
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
@@ -61,6 +62,8 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
         yield str(method), by_auto_round(table.get("packing_format"))
     elif method == BITSANDBYTES.method:
         yield str(method), everywhere("package bitsandbytes")
+    elif method == MLX.method:
+        yield "MLX", refused("it knows no such method")
     elif method is not None:
         yield f"quant_method {method}", refused("it draws the weights of a method that it does not know at random")
 
