@@ -223,20 +223,27 @@ class Quantizer(Algorithm):
         return self.data_requirement is DataRequirement.BLOCKWISE or scheme.static_input
 
     def sites(self, network: Network) -> Sequence[Site]:
-        """The targeted sites; every override pattern must match one of them."""
+        """The targeted sites; every override pattern must match one of them, and be the last to match one."""
         chosen = super().sites(network)
         for pattern in self.overrides:
-            if not any(matches(pattern, site.name) for site in chosen):
+            matched = [site for site in chosen if matches(pattern, site.name)]
+            if not matched:
                 raise unmatched(pattern, chosen, "overrides")
+            if pattern not in (last := [self._deciding(site) for site in matched]):
+                raise RecipeError(
+                    f"The pattern {pattern!r} in overrides would do nothing: the last match wins, and each of its "
+                    f"layers is matched by a later one, such as {last[0]!r}. Write {pattern!r} behind it."
+                )
         return chosen
 
     def scheme_for(self, site: Site) -> Scheme:
         """What a site becomes, overrides applied, before divisibility is looked at."""
-        wanted = self.scheme
-        for pattern, scheme in self.overrides.items():
-            if matches(pattern, site.name):
-                wanted = scheme
-        return _parse(wanted)
+        last = self._deciding(site)
+        return _parse(self.scheme if last is None else self.overrides[last])
+
+    def _deciding(self, site: Site) -> str | None:
+        """The last override that matches a site; ``None`` for none."""
+        return next((pattern for pattern in reversed(self.overrides) if matches(pattern, site.name)), None)
 
     def schemes(self) -> tuple[Scheme, ...]:
         """Every scheme the options name."""

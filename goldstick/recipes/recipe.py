@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import warnings
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -144,6 +145,8 @@ class Recipe(BaseModel):
             with path.open("rb") as file:
                 text = file.read(SIZE_LIMIT + 1)
             return cls._validated(placed(_parsed(text, str(path)), path.parent), str(path), path.parent)
+        if os.path.isfile(path):  # which takes a name that is too long for one
+            raise RecipeError(f"{str(source)!r} is a file, but a recipe's file ends in .yaml or .yml; name it so.")
         recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
         schemes = [one for stage in of_kind(recipe.stages, Quantizer) for one in stage.schemes()]
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
@@ -263,6 +266,15 @@ def _place(problem: ErrorDetails) -> str:
     return ".".join(str(part) for part in problem["loc"] if part not in ("Scheme", "int", "float"))
 
 
+#: Kinds of errors whose words are of Python, in those of YAML.
+_NEEDED = {
+    "tuple_type": "Input should be a list",
+    "too_short": "Input should be a list that is not empty",
+    "dataclass_type": "Input should be a name or a mapping",
+    "dict_type": "Input should be a mapping",
+}
+
+
 def _explain(error: ValidationError, fields: Collection[str]) -> str:
     problems = error.errors()
     if any("Scheme" in problem["loc"] for problem in problems):
@@ -277,7 +289,7 @@ def _explain(error: ValidationError, fields: Collection[str]) -> str:
             near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
             parts.append(f"unknown key {place!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
         else:
-            parts.append(f"{place}: {problem['msg']}.")
+            parts.append(f"{place}: {_NEEDED.get(problem['type'], problem['msg'])}.")
     return " ".join(dict.fromkeys(parts))
 
 

@@ -41,6 +41,10 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
 _NO_VALUES = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 
+#: The tag of the key ``<<``, which takes over the keys of another mapping.
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _RefusedError(ValueError):
     """Refused before it was understood."""
 
@@ -51,6 +55,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: list[Any] = []
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                raise yaml.YAMLError(f"merge keys (<<) are not allowed, as in line {key_node.start_mark.line + 1}.")
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 line = key_node.start_mark.line + 1

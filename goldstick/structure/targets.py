@@ -94,7 +94,8 @@ def matches(pattern: str, name: str) -> bool:
         raise RecipeError(f"The pattern {pattern[:50]!r}… is longer than {_LONGEST:,} characters, which no name is.")
     if any(character in pattern for character in "*?["):
         return fnmatch.fnmatchcase(name, pattern)
-    return name == pattern or name.endswith("." + pattern)
+    # Nothing names nothing: '' is what a variable of a shell leaves that is not set, and the owner of 'weight'.
+    return bool(pattern) and (name == pattern or name.endswith("." + pattern))
 
 
 def unmatched(pattern: str, sites: Iterable[Site], where: str) -> RecipeError:

@@ -61,6 +61,13 @@ def test_of_overrides_the_last_match_wins() -> None:
     assert turned.scheme_for(view.by_name["2"]) == Scheme.parse("w3a16-channel")
 
 
+def test_an_override_whose_layers_later_ones_all_match_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"'2' in overrides would do nothing: .* such as '\[02\]'\. Write '2' behind"):
+        RTN(overrides={"2": "w8a16", "*": "w3a16-channel", "[02]": "w4a16-channel"}).sites(network())
+    partly = RTN(overrides={"*": "w3a16-channel", "2": "w8a16"})
+    assert len(partly.sites(network())) == 2
+
+
 def test_an_override_that_matches_no_target_is_an_error() -> None:
     with pytest.raises(RecipeError, match="'7' in overrides matches no layer"):
         RTN(overrides={"7": "w8a16"}).sites(network())

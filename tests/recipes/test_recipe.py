@@ -150,14 +150,14 @@ def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any],
 @pytest.mark.parametrize(
     ("mapping", "complaint"),
     [
-        ({"stages": []}, "stages: .*at least 1"),
-        ({"stages": "rtn"}, "stages: .*valid tuple"),
+        ({"stages": []}, "stages: .*list that is not empty"),
+        ({"stages": "rtn"}, "stages: .*a list"),
         ({"stages": [{"rtn": {}, "gptq": {}}]}, r"stages\[0\] must be one algorithm"),
         ({"stages": [3]}, r"stages\[0\] must be one algorithm"),
         ({"stages": [{"rtn": []}]}, r"stages\[0\].rtn: its options must be a mapping, not \[\]"),
         ({"stages": [{"rtn": 0}]}, r"stages\[0\].rtn: its options must be a mapping, not 0"),
         ({"stages": ["rtn"], "goldstick": 2}, "goldstick: Input should be 1"),
-        ({"stages": ["rtn"], "evaluate": "wikitext2"}, "evaluate: .*valid tuple"),
+        ({"stages": ["rtn"], "evaluate": "wikitext2"}, "evaluate: .*a list"),
         ({"stages": ["rtn"], "calibration": {"samples": 0}}, "calibration.samples: .*greater than or equal to 1"),
         (
             {"stages": ["rtn"], "export": {"format": "onnx"}},
@@ -167,7 +167,7 @@ def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any],
             stage(group_size_mismatch="round"),
             r"stages\[0\].rtn: group_size_mismatch: .*'error', 'smaller', 'channel' or 'skip'",
         ),
-        (stage(targets={"include": "q_proj"}), r"targets.include: .*valid tuple"),
+        (stage(targets={"include": "q_proj"}), r"targets.include: .*a list"),
         (stage(scheme="w4a16-128"), r"stages\[0\].rtn: No scheme is called 'w4a16-128'. Near it: .*w4a16-g128"),
         (stage(scheme={"weight": {"bits": 9}}), r"stages\[0\].rtn: A grid has 1 to 8 bits"),
         (stage(scheme={"weight": {"bits": 4.5}}), r"scheme.weight.bits: .*valid integer"),
@@ -224,6 +224,16 @@ def test_what_is_left_alone_in_addition_must_be_there(llama: Network) -> None:
     assert not any(name.endswith("down_proj") for name in resolution.assignments)
     with pytest.raises(RecipeError, match=r"pattern '\*down_porj' in targets matches no layer.*down_proj"):
         resolve(recipe.excluding("*down_porj").stages, llama)
+    with pytest.raises(RecipeError, match="pattern '' in targets matches no layer"):
+        resolve(recipe.excluding("").stages, llama)
+
+
+@pytest.mark.parametrize("name", ["mine", "mine.YAML", "mine.json"])
+def test_a_file_of_another_ending_is_said_to_be_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_text("stages: [rtn]\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=rf"^'{name}' is a file, but a recipe's file ends in \.yaml or \.yml"):
+        Recipe.load(name)
 
 
 def test_a_missing_file_is_named() -> None:
@@ -248,7 +258,7 @@ def test_a_missing_file_is_named() -> None:
         ("", "not a mapping"),
         ("stages: [rtn]\n--- \nstages: [rtn]\n", "not valid YAML"),
         ("stages: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
-        ("base: {a: 1}\n<<: {stages: [rtn]}\n", "not valid YAML"),
+        ("base: {a: 1}\n<<: {stages: [rtn]}\n", r"merge keys \(<<\) are not allowed, as in line 2"),
         ("stages: [rtn]\n? [a, b]\n: 1\n", "not valid YAML"),
         ("stages: [\x00]", "not valid YAML"),
     ],

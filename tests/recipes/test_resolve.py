@@ -494,3 +494,14 @@ def test_a_search_of_ggml_that_would_have_no_block_is_refused_before_any_weight_
         resolve([found], network)
     fitting = stage(scheme="q4_0", range_search="ggml", targets=only("0"), overrides={"0": "mxfp4a16"})
     assert list(resolve([fitting], network).assignments) == ["0"]
+
+
+def test_overrides_of_a_mixture_go_before_its_rules_and_what_they_make_resolves_to_the_same() -> None:
+    network = meta("llama_gqa")
+    mixed = RTN(scheme="q4_k_m", range_search="ggml", overrides={"*.1.*.v_proj": "q8_0"})
+    found = resolve([mixed], network)
+    assert found.assignments["model.layers.1.self_attn.v_proj"].scheme == Scheme.parse("q8_0")
+    again = resolve(found.stages, network)
+    assert {name: one.scheme for name, one in again.assignments.items()} == {
+        name: one.scheme for name, one in found.assignments.items()
+    }
