@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from goldstick.jobs.serve.limits import Limits
 from goldstick.jobs.serve.refusals import Refusal
+
+
+#: Bytes of a refused request that are read and dropped, in those of one that is taken.
+_DROPPED = 16
 
 
 class BodyLimit:
@@ -40,6 +45,9 @@ class BodyLimit:
             await self._refuse(refusal, scope, receive, send)
             return
         except Refusal as refusal:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.body_seconds):
+                    await self._drop(scope, receive)
             await self._refuse(refusal, scope, receive, send)
             return
         if body is None:
@@ -77,6 +85,14 @@ class BodyLimit:
             size = len(body)
             if not message.get("more_body", False):
                 return bytes(body)
+
+    async def _drop(self, scope: Scope, receive: Receive) -> None:
+        """Read on for a while what is not kept: a client that still sends when its connection is closed never sees the
+        answer. One that asks before it sends has sent nothing."""
+        left = 0 if b"expect" in dict(scope["headers"]) else _DROPPED * self.limits.body_bytes
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b"")) if message.get("more_body", False) else left
 
     @staticmethod
     async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:

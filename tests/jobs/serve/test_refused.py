@@ -195,6 +195,23 @@ def test_a_request_that_is_too_large_is_not_read(strict: Served) -> None:
         assert b" 413 " in connection.recv(100)
 
 
+@pytest.mark.parametrize(("kind", "refused"), [("application/json", b" 413 "), ("text/plain", b" 415 ")])
+def test_a_client_that_sends_before_it_listens_sees_why_it_is_refused(
+    server: Served, kind: str, refused: bytes
+) -> None:
+    """More than the buffers of a connection hold; one that is closed with something unread loses what it said last."""
+    head = HEAD.replace(b"application/json", kind.encode())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head + b"Content-Length: 12000000\r\n\r\n" + b" " * 12_000_000)
+        assert refused in connection.recv(100)
+
+
+def test_a_client_that_asks_before_it_sends_is_answered_at_once(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(HEAD + b"Content-Length: 12000000\r\nExpect: 100-continue\r\n\r\n")
+        assert b" 413 " in connection.recv(100)
+
+
 def test_a_request_that_never_comes_whole_is_given_up(strict: Served) -> None:
     with socket.create_connection(("127.0.0.1", strict.port), timeout=30) as connection:
         connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
