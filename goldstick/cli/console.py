@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,9 +40,13 @@ def print_json(value: Any) -> None:
 def progress_bar(shown: bool) -> Iterator[Progress]:
     """A progress callback: bars on a terminal, a line for each stage elsewhere; nothing where not ``shown``, and of
     several processes for the first alone.
+
+    Where not shown, standard output is for one JSON object: what a task of the user's or a library prints goes to
+    standard error.
     """
     if not shown or not prints():
-        yield lambda description, done, total: None
+        with redirect_stdout(sys.stderr):
+            yield lambda description, done, total: None
     elif sys.stderr.isatty():
         yield from _bars()
     else:

@@ -14,7 +14,7 @@ from goldstick.errors import GoldstickError, UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.protocol import Measurable, Task, TaskResult
-from goldstick.evaluation.task_module import failure
+from goldstick.evaluation.task_module import failure, is_failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,11 @@ def _of_the_user(task: Task, method: str) -> Iterator[None]:
         yield
     except GoldstickError:
         raise
-    except Exception as error:
-        if module is None or module.__name__.partition(".")[0] == "goldstick":
-            raise
+    except (Exception, SystemExit) as error:
         file = getattr(module, "__file__", None)
+        path = Path(file) if file else None
+        if module is None or module.__name__.partition(".")[0] == "goldstick" or not is_failure(error, path):
+            raise
         where = f" of {file}" if file else ""
-        what = failure(error, Path(file) if file else None)
+        what = failure(error, path)
         raise UsageError(f"the task {task.name!r}{where} fails in {method}{what}; mend it there") from error

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from goldstick.errors import UsageError
+
 RESAMPLES = 1000
 
 
@@ -79,12 +81,28 @@ class Items:
         weights: the items' weights (tokens of a document), or None where each item counts once.
         exponential: True for perplexity, False for everything else.
         factor: what the mean is multiplied by: 100 for a score in percent.
+
+    Raises UsageError where there is no item, values or weights are not a number for each, or no weight is above 0.
     """
 
     values: Sequence[float]
     weights: Sequence[float] | None = None
     exponential: bool = False
     factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        values, weights = np.asarray(self.values), None if self.weights is None else np.asarray(self.weights)
+        if values.ndim != 1 or values.dtype.kind not in "biuf" or not len(values):
+            raise UsageError(
+                f"Items: values is a list with a number for each item, and not of shape {list(values.shape)} and dtype "
+                f"{values.dtype}."
+            )
+        if weights is None:
+            return
+        if weights.shape != values.shape or weights.dtype.kind not in "biuf":
+            raise UsageError(f"Items: weights is a list with a number for each of {len(values)} values.")
+        if not (weights >= 0).all() or not weights.any():
+            raise UsageError("Items: weights are 0 or more, and one of them is above 0.")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Items:
@@ -93,9 +111,9 @@ class Items:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for a report."""
-        weights = None if self.weights is None else list(self.weights)
+        weights = None if self.weights is None else np.asarray(self.weights).tolist()
         return {
-            "values": list(self.values),
+            "values": np.asarray(self.values).tolist(),
             "weights": weights,
             "exponential": self.exponential,
             "factor": self.factor,
@@ -121,7 +139,8 @@ class Items:
         if n < 2:
             return None
         weights = np.ones(n) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
-        residuals = values - values.sum() / weights.sum() * weights
+        with np.errstate(invalid="ignore"):  # one item that is infinite: the error is NaN
+            residuals = values - values.sum() / weights.sum() * weights
         error = math.sqrt(float((residuals**2).sum()) / (n - 1) / n) / float(weights.mean())
         return error * (self.metric() if self.exponential else self.factor)
 

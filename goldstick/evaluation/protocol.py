@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from goldstick.core.progress import Progress as Progress
+from goldstick.errors import UsageError
 
 if TYPE_CHECKING:
     from goldstick.evaluation.data import DataSource
@@ -53,9 +54,19 @@ class TaskResult:
             items: What single items gave, by metric; all of the same number of items.
             lower_is_better: Metrics of which less is better, beside perplexities and bits per byte.
             details: What is particular to the task.
+
+        Raises:
+            UsageError: Metrics have other numbers of items, or ``lower_is_better`` names none of them.
         """
         from goldstick.evaluation.metrics import uncertainty
 
+        numbers = {name: len(one.values) for name, one in items.items()}
+        if len({*numbers.values()}) > 1:
+            raise UsageError(f"{protocol}: all metrics are of the same items, and not of as many as these: {numbers}.")
+        if unknown := [name for name in lower_is_better if name not in items]:
+            raise UsageError(
+                f"{protocol}: lower_is_better names {unknown[0]!r}, and the metrics are {', '.join(map(str, items))}."
+            )
         return cls(
             protocol=protocol,
             n=max((len(one.values) for one in items.values()), default=0),

@@ -38,6 +38,7 @@ def task_of_file(path: Path, name: str = "") -> Task:
     if name:
         named = [task for task in found.values() if task.name == name]
         if not named:
+            found = found or _tasks_of_classes(module, path)
             raise UsageError(f"{path}: nothing in it is called {name!r}; the tasks in it are {_listed(found)}")
         return named[0]
     if not found:
@@ -69,9 +70,11 @@ def _module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for the types of their fields
     try:
-        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # whatever the file does
+        exec(compile(content, str(path.absolute()), "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:  # whatever the file does
         del sys.modules[name]
+        if not is_failure(error, path):
+            raise
         raise UsageError(f"{path} cannot be run{failure(error, path)}") from error
     return module
 
@@ -99,7 +102,9 @@ def _made(found: Any, path: Path) -> Any:
         return found
     try:
         return found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if not is_failure(error, path):
+            raise
         raise UsageError(
             f"{path}: {found.__name__}() makes no task{failure(error, path)}; give it defaults, or write a variable "
             "with an object of it"
@@ -118,13 +123,26 @@ def _listed(found: Mapping[str, Task]) -> str:
     return ", ".join(found) or "none"
 
 
+def is_failure(error: Exception | SystemExit, path: Path | None) -> bool:
+    """Whether it is a failure of the code in a file: any error, and an exit that the file itself asks for, which would
+    end the program in silence. A signal's comes from elsewhere."""
+    return isinstance(error, Exception) or (path is not None and _lines(error, path)[-1:] not in ([], [None]))
+
+
+def _lines(error: BaseException, path: Path) -> list[int | None]:
+    """Where an error passed through, from the outside in: lines of the file, and ``None`` for other places."""
+    found, trace = list[int | None](), error.__traceback__
+    while trace is not None:
+        inside = Path(trace.tb_frame.f_code.co_filename) == path.absolute()
+        found.append(trace.tb_lineno if inside else None)
+        trace = trace.tb_next
+    return found
+
+
 def failure(error: BaseException, path: Path | None = None) -> str:
     """``, line 3 (TypeError: …)``: what went wrong in code of the user's, and in which line of the file."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if path is not None and Path(trace.tb_frame.f_code.co_filename) == path:
-            line = trace.tb_lineno
-        trace = trace.tb_next
+    lines = [] if path is None else [line for line in _lines(error, path) if line is not None]
+    line = lines[-1] if lines else None
     if isinstance(error, SyntaxError) and error.lineno is not None:
         line = error.lineno
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -22,6 +22,14 @@ def test_lines_say_what_a_job_is_at_and_how_far_it_is(capsys: pytest.CaptureFixt
     ]
 
 
+def test_what_others_print_does_not_get_before_the_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(False) as progress:
+        progress("writing", 0, 25)
+        print("a task of the user's is at work")
+    print("{}")
+    assert capsys.readouterr() == ("{}\n", "a task of the user's is at work\n")
+
+
 def test_a_terminal_has_one_bar_for_a_job_whatever_it_is_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

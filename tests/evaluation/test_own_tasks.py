@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pytest
+import torch
 
 from goldstick.errors import DataError, UsageError
 from goldstick.evaluation import Items, LanguageModel, TaskResult, compare, evaluate
@@ -89,6 +94,8 @@ def test_a_file_gives_its_only_task_its_only_class_or_the_one_that_is_named(tmp_
         find_tasks([two])
     with pytest.raises(UsageError, match=r"nothing in it is called 'third'; the tasks in it are first, second"):
         find_tasks([f"{two}:third"])
+    with pytest.raises(UsageError, match=r"nothing in it is called 'third'; the tasks in it are Mine$"):
+        find_tasks([f"{one}:third"])
     with pytest.raises(UsageError, match=r"asked for twice"):
         find_tasks([one, f"{two}:first"])
 
@@ -105,6 +112,7 @@ def test_a_file_that_changed_is_run_again(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("import nothing_of_that_name\n", r"mine\.py cannot be run, line 1 \(ModuleNotFoundError"),
+        ("x = 1\nraise SystemExit(0)\n", r"mine\.py cannot be run, line 2 \(SystemExit: 0\)"),
         ("x = 1\ny = (\n", r"mine\.py cannot be run, line 2 \(SyntaxError"),
         ("x = 1\n", r"mine\.py holds no task: an object with name, protocol, models, load and run"),
         (FILE.replace('name: str = "mine"', "name: str"), r"Mine\(\) makes no task.*give it defaults"),
@@ -158,6 +166,54 @@ def test_code_of_the_user_that_fails_is_named_with_its_file_and_line(
     path = written(tmp_path / "third.py", FILE.replace("return TaskResult.from_items(", "return dict(x=(") + ")")
     with pytest.raises(UsageError, match=r"its run must return a TaskResult, not dict"):
         evaluate(language_model, [path])
+
+
+def test_an_exit_is_a_failure_where_the_file_asks_for_it_and_the_end_where_a_signal_does(
+    language_model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "mine.py", FILE.replace("return []", "raise SystemExit(0)"))
+    with pytest.raises(UsageError, match=r"fails in load, line 13 \(SystemExit: 0\)"):
+        evaluate(language_model, ["mine.py"])
+
+    def terminated(_: Any) -> None:
+        raise SystemExit(143)
+
+    written(tmp_path / "other.py", FILE.replace("return []", "return self.seen(data)"))
+    (task,) = find_tasks(["other.py"]).values()
+    object.__setattr__(task, "seen", terminated)
+    with pytest.raises(SystemExit, match="143"):
+        evaluate(language_model, [task])
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Items(values=[]), r"a number for each item, and not of shape \[0\]"),
+        (lambda: Items(values=torch.ones(3, 2)), r"not of shape \[3, 2\]"),  # type: ignore[arg-type]
+        (lambda: Items(values=["1", "0"]), "a number for each item"),  # type: ignore[list-item]
+        (lambda: Items(values=[1.0, 2.0], weights=[1]), "weights is a list with a number for each of 2 values"),
+        (lambda: Items(values=[1.0, 2.0], weights=[0, 0]), "one of them is above 0"),
+        (lambda: Items(values=[1.0, 2.0], weights=[2, -1]), "are 0 or more"),
+        (
+            lambda: TaskResult.from_items("a@1", {"hits": Items(values=[1.0])}, lower_is_better=["hit"]),
+            "a@1: lower_is_better names 'hit', and the metrics are hits",
+        ),
+        (
+            lambda: TaskResult.from_items("a@1", {"a": Items(values=[1.0]), "b": Items(values=[1.0, 0.0])}),
+            r"a@1: all metrics are of the same items, .*\{'a': 1, 'b': 2\}",
+        ),
+    ],
+)
+def test_items_that_say_nothing_are_refused(made: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        made()
+
+
+def test_items_may_be_arrays_and_infinite_and_become_plain_numbers() -> None:
+    result = TaskResult.from_items("a@1", {"hits": Items(values=torch.tensor([1, 0, 1]), weights=numpy.ones(3))})  # type: ignore[arg-type]
+    assert json.loads(json.dumps(result.details["items"]["hits"]["values"])) == [1, 0, 1]
+    assert math.isinf(TaskResult.from_items("a@1", {"loss": Items(values=[math.inf, 1.0])}).metrics["loss"])
 
 
 def test_paths_of_a_recipe_s_tasks_count_from_its_folder() -> None:

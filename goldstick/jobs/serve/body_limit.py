@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from goldstick.jobs.serve.limits import Limits
 from goldstick.jobs.serve.refusals import Refusal
 
-
 #: Bytes of a refused request that are read and dropped, in those of one that is taken.
 _DROPPED = 16
 
