@@ -11,6 +11,7 @@ from goldstick.calibration.end_gradients import output_gradients
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.disk_space import free_for_temporary_files
 from goldstick.core.token_mask import TokenMask
+from goldstick.errors import OutputError
 
 Gradients = Mapping[str, tuple[Tensor, Tensor | None]]
 """Site name → the gradients at its outputs on a batch, float32, and which of the tokens count."""
@@ -70,7 +71,7 @@ class GradientPasses:
         try:
             self._waiting = Spilled(()) if self._waiting is None else self._waiting
             self._places[index] = {name: self._waiting.append(gradient) for name, gradient in gradients.items()}
-        except OSError:
+        except OutputError:  # no room
             self._waiting, self._full = None, True
             self._places.clear()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import overload
 
 import torch
 from torch import Tensor
+
+from goldstick.errors import OutputError
 
 
 class Spilled(Sequence[Tensor]):
@@ -18,26 +21,30 @@ class Spilled(Sequence[Tensor]):
         tensors: What to write, one after the other.
 
     Raises:
-        OSError: There is no room for temporary files; TMPDIR names another place.
+        OutputError: There is no room for temporary files; TMPDIR names another place.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        with _written():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
         weakref.finalize(self, self._file.close)
         self._places: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
         for tensor in tensors:
-            self._write(tensor)
-        self._file.flush()
+            with _written():
+                self._write(tensor)
+        with _written():
+            self._file.flush()
 
     def append(self, tensor: Tensor) -> int:
         """Write another one; returns its place.
 
         Raises:
-            OSError: There is no room for it.
+            OutputError: There is no room for it.
         """
-        self._file.seek(0, 2)
-        self._write(tensor)
-        self._file.flush()
+        with _written():
+            self._file.seek(0, 2)
+            self._write(tensor)
+            self._file.flush()
         return len(self) - 1
 
     def _write(self, tensor: Tensor) -> None:
@@ -63,3 +70,15 @@ class Spilled(Sequence[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[place] for place in range(len(self)))
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Say where it was that something could not be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"A temporary file in {tempfile.gettempdir()} cannot be written: {error.strerror or error}. Free some "
+            "space there, or name a folder of another disk by TMPDIR."
+        ) from error

@@ -22,6 +22,11 @@ def bytes_of(specs: Specs) -> int:
     return sum(shape.numel() * dtype.itemsize for shape, dtype in specs)
 
 
+def name_of(number: int) -> str:
+    """The file of the hidden states that go into a block."""
+    return f"hidden-{number:05d}.safetensors"
+
+
 class HiddenStates(Sequence[Tensor]):
     """The hidden states of every batch before a block.
 
@@ -86,4 +91,4 @@ def _sha256(path: Path) -> str:
 
 
 def _path(folder: Path, number: int) -> Path:
-    return folder / f"hidden-{number:05d}.safetensors"
+    return folder / name_of(number)

@@ -67,6 +67,9 @@ def searched_recipe(
         resume: Whether the output may be there, made of this very search.
         as_json: Whether the command prints JSON alone.
     """
+    from goldstick.hf.names import quiet_libraries
+
+    quiet_libraries()
     from goldstick import api
 
     asked = {name: parameters[name] for name in _CALIBRATION}

@@ -23,24 +23,26 @@ MARKER = ".goldstick-temporary"
 
 
 @contextmanager
-def temporary_folder(purpose: str, holds: Collection[str]) -> Iterator[Path]:
+def temporary_folder(purpose: str, holds: Collection[str], place: Path | None = None) -> Iterator[Path]:
     """A folder of this process alone, removed at the end; those that killed processes left are removed first.
 
     Args:
         purpose: Part of its name: ``goldstick-PURPOSE-…``.
         holds: Every file that will lie in it, relative to it; a folder that holds anything else is never taken for one
             that a killed process left.
+        place: Where it lies; where temporary files do if nothing is said.
 
     Raises:
         OutputError: There is no place for temporary files.
     """
     prefix = f"goldstick-{purpose}-"
     try:
-        _remove_abandoned(Path(tempfile.gettempdir()), prefix)
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        _remove_abandoned(place or Path(tempfile.gettempdir()), prefix)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     except OSError as error:
+        remedy = "name a folder by TMPDIR" if place is None else "choose another output directory"
         raise OutputError(
-            f"No temporary folder can be made: {error.strerror or error}. Free space, or name a folder by TMPDIR."
+            f"No temporary folder can be made: {error.strerror or error}. Free space, or {remedy}."
         ) from error
     try:
         with (folder / MARKER).open("x", encoding="utf-8") as marker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,18 @@ def test_tensors_on_disk_come_back_as_they_were() -> None:
     assert len(found) == 3
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, tensors, strict=True))
     assert torch.equal(found[0:2][1], tensors[1])
+
+
+def test_tensors_that_find_no_room_on_disk_say_where_and_what_to_do() -> None:
+    found = Spilled([])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        for write in (lambda: Spilled([torch.zeros(100_000)]), lambda: found.append(torch.zeros(100_000))):
+            with pytest.raises(OutputError, match=r"file in /.* cannot be written: File too large\. .* by TMPDIR"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_number_of_threads(

@@ -18,7 +18,7 @@ from goldstick.calibration.gradient_passes import GradientPasses
 from goldstick.calibration.predictions import signs
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.token_mask import TokenMask
-from goldstick.errors import QuantizationError
+from goldstick.errors import OutputError, QuantizationError
 from tests.support.calibration import seeded_llama, token_batches
 from tests.support.tiny_models import FAMILIES
 
@@ -145,7 +145,7 @@ def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
 
     def append_while_there_is_room(spilled: Spilled, tensor: Tensor) -> int:
         if len(spilled) >= room:
-            raise OSError(28, "No space left on device")
+            raise OutputError("No space left on device")
         return append(spilled, tensor)
 
     def run(number: int) -> Tensor:

@@ -63,6 +63,19 @@ def test_what_a_killed_process_left_goes_with_the_next(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+def test_a_folder_may_lie_elsewhere_and_what_a_killed_process_left_there_goes(place: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    left = left_by_a_killed_process()
+    left.rename(elsewhere / left.name)
+    with temporary_folder("trial", HOLDS, elsewhere) as folder:
+        assert [path.name for path in elsewhere.iterdir()] == [folder.name]
+    assert list(elsewhere.iterdir()) == []
+    assert [path.name for path in place.iterdir()] == ["elsewhere"]
+    with pytest.raises(OutputError, match="choose another output directory"), temporary_folder("a", (), place / "no"):
+        pass
+
+
 def test_a_folder_in_use_stays() -> None:
     with temporary_folder("trial", HOLDS) as folder:
         (folder / "request.json").write_text("x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from goldstick.calibration.block_loop import Batches, BlockLoop, starts
 from goldstick.calibration.memory_budget import activations, default_budget, fits_together, require_memory
 from goldstick.calibration.sweep import prepare_experts, sweep
 from goldstick.calibration.task import Work
-from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
+from goldstick.checkpoint.hidden_states import HiddenStates, name_of, write_hidden_states
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.json_files import check_writable
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.temporary_folder import temporary_folder
 from goldstick.core.torch_modes import as_written
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.importance.left_alone import measuring_work
@@ -99,9 +99,10 @@ def measure_importance(
     if streamed is None:
         sweep(network, work, data.batches(), progress)
     else:
-        with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name[:50]}.") as folder:
+        files = [name_of(number) for number in range(len(streamed.blocks) + 1)]
+        with temporary_folder("importance", files, file.absolute().parent) as folder:
             budget = default_budget() if max_memory is None else max_memory
-            _Blocks(streamed, network, work, Path(folder), budget, progress).measure(data.batches())
+            _Blocks(streamed, network, work, folder, budget, progress).measure(data.batches())
     save_importance(file, found, plan.network, data.audit(), replace=overwrite)
     return MeasuredImportance(layers=len(found), audit=data.audit())
 

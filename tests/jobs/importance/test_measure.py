@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,20 @@ def test_a_file_that_came_meanwhile_is_left_alone_and_a_failed_write_leaves_noth
     with pytest.raises(OutputError, match=r"i\.gguf cannot be written: No space left"):
         measure.measure_importance(tmp_path / "model", text, file, overwrite=True)
     assert file.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "i.gguf"}
+
+
+def test_hidden_states_of_a_process_that_was_killed_go_with_the_next(text: Calibration, tmp_path: Path) -> None:
+    GGUF_MODELS["llama"]().save_pretrained(tmp_path / "model")
+    file, killed = tmp_path / "i.gguf", os.fork()
+    if not killed:
+        measure.measure_importance(
+            tmp_path / "model", text, file, progress=lambda what, done, total: os.kill(os.getpid(), 9) if done else None
+        )
+    os.waitpid(killed, 0)
+    (left,) = {path.name for path in tmp_path.iterdir()} - {"model"}
+    assert "hidden-00001.safetensors" in {path.name for path in (tmp_path / left).iterdir()}
+    measure.measure_importance(tmp_path / "model", text, file)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "i.gguf"}
 
 

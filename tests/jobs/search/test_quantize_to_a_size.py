@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from transformers.utils import logging
 
 import goldstick
 from goldstick.cli import main
@@ -185,3 +186,16 @@ def test_a_layer_that_is_excluded_stays_as_it_is(source_with_text: Path) -> None
     assert not any("down_proj" in group["name"] for group in recipe.search["groups"])
     with pytest.raises(UsageError, match="Ask for one thing"):
         goldstick.search(source_with_text, **options)  # type: ignore[arg-type]
+
+
+def test_libraries_are_quiet_while_a_recipe_is_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+
+    def search(*_: object, **__: object) -> Recipe:
+        shown.append(logging.is_progress_bar_enabled())
+        raise UsageError("seen")
+
+    monkeypatch.setattr("goldstick.api.search", search)
+    logging.enable_progress_bar()
+    assert "seen" in run("quantize", "reference", "-o", str(tmp_path / "out"), "--share", "50%").output
+    assert shown == [False]
