@@ -196,6 +196,6 @@ def test_libraries_are_quiet_while_a_recipe_is_searched_for(tmp_path: Path, monk
         raise UsageError("seen")
 
     monkeypatch.setattr("goldstick.api.search", search)
-    logging.enable_progress_bar()
+    monkeypatch.setattr(logging, "_tqdm_active", True)
     assert "seen" in run("quantize", "reference", "-o", str(tmp_path / "out"), "--share", "50%").output
     assert shown == [False]
