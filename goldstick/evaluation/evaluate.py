@@ -13,6 +13,7 @@ from goldstick.core.progress import Progress
 from goldstick.errors import GoldstickError, UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.find_tasks import find_tasks
+from goldstick.evaluation.plain_result import plain_result
 from goldstick.evaluation.protocol import Measurable, Task, TaskResult
 from goldstick.evaluation.task_module import failure, is_failure
 
@@ -88,9 +89,7 @@ def _load(task: Task, data: DataSource) -> None:
 def _run(task: Task, model: Measurable, data: DataSource, limit: int | None, progress: Progress | None) -> TaskResult:
     with _of_the_user(task, "run"):
         result = task.run(model, data, limit, progress)
-    if not isinstance(result, TaskResult):
-        raise UsageError(f"the task {task.name!r}: its run must return a TaskResult, not {type(result).__name__}")
-    return result
+    return plain_result(task.name, result)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from goldstick.errors import DataError, UsageError
 from goldstick.evaluation import Items, LanguageModel, TaskResult, compare, evaluate
 from goldstick.evaluation.compare import ComparisonRow
 from goldstick.evaluation.find_tasks import find_tasks, from_folder
+from goldstick.evaluation.plain_result import plain_result
 from goldstick.report.words import verdict
 
 
@@ -208,6 +209,39 @@ def test_an_exit_is_a_failure_where_the_file_asks_for_it_and_the_end_where_a_sig
 def test_items_that_say_nothing_are_refused(made: Callable[[], Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         made()
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"metrics": {"a": None}}, r"metrics are numbers by name, and its result has \"\{'a': None\}\""),
+        ({"metrics": {"a": "0.5"}}, "metrics are numbers by name"),
+        ({"metrics": [0.5]}, "metrics are numbers by name"),
+        ({"metrics": {1: 0.5}}, "metrics of its result: the key 1 must be a string"),
+        ({"metrics": {"a": torch.ones(2)}}, "metrics are numbers by name"),
+        ({"n": "3"}, "n is a whole number of 0 or more, and its result has '3'"),
+        ({"n": -1}, "n is a whole number"),
+        ({"protocol": None}, "protocol is a text"),
+        ({"details": {"a": {"b": {1, 2}}}}, r"details of its result\.a\.b: set is no plain data"),
+        ({"details": [1]}, "details are plain data by name"),
+    ],
+)
+def test_a_result_that_no_report_holds_is_refused_with_the_place(result: dict[str, Any], said: str) -> None:
+    made = TaskResult(**{"protocol": "a@1", "n": 1, "metrics": {}} | result)
+    with pytest.raises(UsageError, match=rf"^the task 'mine': {said}"):
+        plain_result("mine", made)
+
+
+def test_numbers_of_numpy_and_torch_are_taken_in_results(language_model: LanguageModel, tmp_path: Path) -> None:
+    made = (
+        "TaskResult(protocol=self.protocol, n=np.int64(3), metrics={'a': torch.tensor(0.5), 'b': np.float32(2)},"
+        " details={'c': (np.ones(2), torch.ones(1, dtype=torch.bfloat16))})\n"
+    )
+    file = FILE.replace("from __future__ import annotations", "import numpy as np, torch")
+    path = written(tmp_path / "mine.py", file[: file.rindex("TaskResult")] + made)
+    found = evaluate(language_model, [path]).to_dict()["tasks"]["mine"]
+    assert json.loads(json.dumps(found)) == found
+    assert (found["n"], found["metrics"], found["details"]) == (3, {"a": 0.5, "b": 2.0}, {"c": [[1.0, 1.0], [1.0]]})
 
 
 def test_items_may_be_arrays_and_infinite_and_become_plain_numbers() -> None:

@@ -14,10 +14,11 @@ from goldstick.checkpoint.file_state import file_sha256
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
-from goldstick.errors import DataError, OutputError
+from goldstick.errors import DataError, OutputError, UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.find_tasks import find_tasks
+from goldstick.evaluation.plain_result import plain_result
 from goldstick.evaluation.protocol import Task, TaskResult
 from goldstick.jobs.evaluate.fingerprint import task_fingerprint
 from goldstick.kernels.input_bits import fewer_bits
@@ -125,8 +126,8 @@ def _read(path: Path) -> tuple[TaskResult, str] | None:
     try:
         data: Any = parse_json(path.read_text(encoding="utf-8"), str(path))
         result = TaskResult(protocol=data["protocol"], n=data["n"], metrics=data["metrics"], details=data["details"])
-        return result, data["tokenizer"]
-    except (OSError, UnicodeDecodeError, DataError, KeyError, TypeError):
+        return plain_result(path.name, result), data["tokenizer"]
+    except (OSError, UnicodeDecodeError, DataError, UsageError, KeyError, TypeError):
         return None  # not there, or damaged: it is measured anew
 
 
