@@ -18,8 +18,16 @@ def check_repository(name: str | None) -> None:
     Raises:
         UsageError: It is not ``owner/name``.
     """
-    if name is not None and not _HUB_ID.fullmatch(name):
+    if name is None:
+        return
+    if not _HUB_ID.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a repository on the hub; write owner/name.")
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:  # such as a name that ends in .git, which would be refused when all is done
+        raise UsageError(f"{name!r} is no name of a repository on the hub: {str(error).rstrip('.')}.") from error
 
 
 def push_to_hub(directory: Path, name: str, *, private: bool = False) -> str:

@@ -253,6 +253,12 @@ def test_what_is_no_repository_is_refused(name: str) -> None:
         check_repository(name)
 
 
+@pytest.mark.parametrize("name", ["owner/name.git", "owner/a--b", "owner/a..b", "owner/name.", "owner-/name"])
+def test_a_name_that_the_hubs_client_refuses_is_refused_before_any_work(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is no name of a repository on the hub: .*[Rr]epo"):
+        check_repository(name)
+
+
 def test_the_command_pushes_what_it_exported_and_an_error_leaves_it_there(
     hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
