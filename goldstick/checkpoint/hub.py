@@ -22,10 +22,12 @@ def check_repository(name: str | None) -> None:
         return
     if not _HUB_ID.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a repository on the hub; write owner/name.")
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub import utils
+    from huggingface_hub.errors import HFValidationError
 
+    validator: Any = utils
     try:
-        validate_repo_id(name)
+        validator.validate_repo_id(name)
     except HFValidationError as error:  # such as a name that ends in .git, which would be refused when all is done
         raise UsageError(f"{name!r} is no name of a repository on the hub: {str(error).rstrip('.')}.") from error
 
