@@ -79,10 +79,15 @@ class _Group(click.Group):
             if isinstance(error, OSError) and error.strerror is not None:
                 file = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
                 _leave_with(SourceError(f"{file}{error.strerror}. If something was changed during the run, run again."))
-            text = _printable(" ".join([f"{type(error).__name__}: {error}".strip(), *_notes(error)]))
             click.echo(
-                f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "
-                "the traceback, and please report it.",
+                _printable(
+                    "Error: goldstick met something it did not expect: "
+                    + _sentences(
+                        f"{type(error).__name__}: {error}".strip(),
+                        *_notes(error),
+                        "Run again with 'goldstick --debug …' for the traceback, and please report it.",
+                    )
+                ),
                 err=True,
             )
             sys.exit(1)
@@ -95,8 +100,14 @@ def _leave_with(error: GoldstickError) -> NoReturn:
     if isinstance(error, RankError) and number:
         sys.exit(error.exit_code)  # what is to be said, the first says
     place = f" on rank {number}" if number else ""
-    click.echo(_printable(" ".join([f"Error{place}: {error}", *_notes(error)])), err=True)
+    click.echo(_printable(f"Error{place}: {_sentences(str(error), *_notes(error))}"), err=True)
     sys.exit(error.exit_code)
+
+
+def _sentences(*parts: str) -> str:
+    """Texts one behind the other, each but the last with an end."""
+    *most, last = parts
+    return " ".join([*(part if part[-1:] in ".!?:" else f"{part}." for part in most), last])
 
 
 def _joined_rank() -> int:

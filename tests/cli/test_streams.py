@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from goldstick.errors import UsageError
 from goldstick.jobs.save import finish
 from tests.support.commands import run
 from tests.support.proofs import prove_here
@@ -176,6 +177,22 @@ def test_what_is_in_place_is_named_where_a_further_format_fails(
     result = run("quantize", str(pristine), "-r", "rtn-w4a16-g32", "-o", str(tmp_path / "out"), *formats)
     assert result.exit_code == 143
     assert f"Terminated; {tmp_path / 'out'} is finished and in its place. Nothing was pushed" in result.stderr
+
+
+@pytest.mark.parametrize("said", ["mend it there", "mend it there."])
+def test_what_is_said_of_an_error_on_its_way_is_a_sentence_of_its_own(
+    said: str, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, end in ((UsageError, "mend it there. 2 blocks are kept.\n"), (RuntimeError, "kept. Run again with ")):
+
+        def fail(*_: object, kind: type[Exception] = kind, **__: object) -> None:
+            error = kind(said)
+            error.add_note("2 blocks are kept.")
+            raise error
+
+        monkeypatch.setattr("goldstick.api.quantize", fail)
+        result = run("quantize", str(pristine), "-r", "rtn-w4a16-g32", "-o", str(tmp_path / "out"))
+        assert end in result.stderr and "mend it there. 2 blocks are kept." in result.stderr
 
 
 def test_a_path_that_libraries_cannot_open_is_refused_before_any_work(pristine: Path, tmp_path: Path) -> None:
