@@ -55,6 +55,8 @@ def test_what_is_said_goes_through_the_chat_template(alone: dict[str, str], tmp_
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     words = ("--chat", "--chat-template", str(template), "--prompt", "harbour lies")
     assert generated(*words, "--system", "The ") == alone["The harbour lies"].removeprefix("The harbour lies")
+    template.write_text("\n")
+    assert "template.jinja is empty: give a chat template as text" in run("generate", "reference", *words).stderr
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,13 @@ def read_template(file: Path | None) -> str | None:
     """A chat template from a file, or ``None`` for the tokenizer's own.
 
     Raises:
-        DataError: It is no text, or too large.
+        DataError: It is no text, too large or empty.
     """
     if file is None:
         return None
     content = file.read_bytes()
+    if not content.strip():
+        raise DataError(f"{file} is empty: give a chat template as text")
     if len(content) > _MOST_BYTES:
         raise DataError(f"{file} has {len(content):,} bytes, and a chat template at most {_MOST_BYTES:,}")
     try:
