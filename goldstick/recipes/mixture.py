@@ -11,7 +11,7 @@ from goldstick.algorithms import Quantizer
 from goldstick.core.mixture import MIXTURES, Place, Work
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Network, Site
-from goldstick.structure.targets import matches
+from goldstick.structure.targets import exactly, matches
 
 #: What layers do, by the last words of their names: as transformers calls them.
 _WORKS: tuple[tuple[Work, str], ...] = (
@@ -64,7 +64,8 @@ def with_mixture(stage: Quantizer, sites: Sequence[Site], network: Network) -> t
             left[site.parameter_name] = f"skipped: {site.in_features} inputs do not divide into blocks of 32"
         elif not any(matches(pattern, site.name) for pattern in stage.overrides):
             overrides[site.name] = kind
-    return dataclasses.replace(stage, scheme=mixture.general, overrides={**overrides, **stage.overrides}), left
+    each = exactly(overrides, "")  # which no layer becomes, so that every layer is named
+    return dataclasses.replace(stage, scheme=mixture.general, overrides={**each, **stage.overrides}), left
 
 
 def _work(site: Site) -> Work:

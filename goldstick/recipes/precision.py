@@ -20,6 +20,7 @@ from goldstick.algorithms.stage import Stage
 from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
+from goldstick.structure.targets import exactly
 
 #: So many bits, or a scheme by name.
 Choice = int | str
@@ -150,14 +151,15 @@ def with_precision(
                 f"precision: {path} was measured with {key} {grid.get(key)!r} and {stage.name} has {wanted!r}; "
                 f"{_MEASURE}."
             )
-    overrides: dict[str, Scheme | str] = {
-        name: choice
+    chosen: dict[str, Scheme | str] = {
+        name: scheme
+        if choice in (scheme.weight.bits if of_bits else None, scheme.label)
+        else choice
         if isinstance(choice, str)
         else dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=choice))
         for name, choice in choose_widths(layers, precision.bits_per_weight).items()
-        if choice not in (scheme.weight.bits if of_bits else None, scheme.label)
     }
-    changed = dataclasses.replace(stage, overrides=overrides)
+    changed = dataclasses.replace(stage, overrides=exactly(chosen, scheme))
     return [changed if index == rounding[0] else stage for index, stage in enumerate(stages)], data
 
 

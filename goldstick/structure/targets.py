@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network, Site
+
+Choice = TypeVar("Choice")
 
 _LONGEST = 1000
 #: Patterns that mean a role.
@@ -96,6 +98,21 @@ def matches(pattern: str, name: str) -> bool:
         return fnmatch.fnmatchcase(name, pattern)
     # Nothing names nothing: '' is what a variable of a shell leaves that is not set, and the owner of 'weight'.
     return bool(pattern) and (name == pattern or name.endswith("." + pattern))
+
+
+def exactly(chosen: Mapping[str, Choice], general: Choice) -> dict[str, Choice]:
+    """Names of layers and what is chosen for them, as patterns of which the last match wins, but for the ``general``.
+
+    A name matches the layers that end in it, too (``proj`` of ``encoder.proj``): so shorter ones come first, and those
+    that a shorter one would mean are named whatever is chosen for them.
+    """
+    found: dict[str, Choice] = {}
+    for name in sorted(chosen, key=lambda name: name.count(".")):
+        parts = name.split(".")
+        meant = any(".".join(parts[start:]) in found for start in range(1, len(parts)))
+        if meant or chosen[name] != general:
+            found[name] = chosen[name]
+    return found
 
 
 def unmatched(pattern: str, sites: Iterable[Site], where: str) -> RecipeError:

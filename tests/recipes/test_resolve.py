@@ -505,3 +505,10 @@ def test_overrides_of_a_mixture_go_before_its_rules_and_what_they_make_resolves_
     assert {name: one.scheme for name, one in again.assignments.items()} == {
         name: one.scheme for name, one in found.assignments.items()
     }
+
+
+def test_a_mixture_names_layers_that_end_like_others() -> None:
+    model = nn.ModuleDict({"outer": nn.ModuleDict({"v_proj": nn.Linear(256, 256)}), "v_proj": nn.Linear(32, 32)})
+    found = resolve([RTN(scheme="q4_k_m", range_search="ggml")], Network(model.to("meta"))).assignments
+    schemes = {name: one.scheme for name, one in found.items()}
+    assert schemes == {"outer.v_proj": Scheme.parse("q4_k"), "v_proj": Scheme.parse("q8_0")}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from torch import nn
 from transformers import PreTrainedModel
 
+from goldstick.algorithms.rtn import RTN
+from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
-from goldstick.structure.targets import Targets, matches
+from goldstick.structure.targets import Targets, exactly, matches
 from tests.support.time_limit import within
 from tests.support.tiny_models import FAMILIES
 
@@ -103,3 +108,18 @@ def test_fused_experts_go_by_the_name_of_their_parameter() -> None:
     model: PreTrainedModel = FAMILIES["mixtral"]().to("meta")
     found = names(Network(model), include=("experts.down_proj",))
     assert found == {f"model.layers.{index}.mlp.experts.down_proj" for index in range(2)}
+
+
+@pytest.mark.parametrize("order", [("encoder.proj", "proj", "other"), ("other", "proj", "encoder.proj")])
+@pytest.mark.parametrize("schemes", list(itertools.product(["w8a16", "w4a16-channel", "w3a16-channel"], repeat=2)))
+def test_what_is_chosen_for_a_layer_is_not_what_another_that_ends_like_it_gets(
+    order: tuple[str, ...], schemes: tuple[str, str]
+) -> None:
+    model = nn.ModuleDict({"proj": nn.Linear(8, 8), "encoder": nn.ModuleDict({"proj": nn.Linear(8, 8)})})
+    model["other"] = nn.Linear(8, 8)
+    wanted = {"proj": schemes[0], "encoder.proj": schemes[1], "other": "w8a16"}
+    network = Network(model)
+    stage = RTN(scheme="w8a16", overrides=exactly({name: wanted[name] for name in order}, "w8a16"))
+    assert {site.name: stage.scheme_for(site) for site in stage.sites(network)} == {
+        name: Scheme.parse(scheme) for name, scheme in wanted.items()
+    }

@@ -31,7 +31,7 @@ from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.effort import Effort
 from goldstick.recipes.recipe import Export, Recipe
 from goldstick.structure.network import Network, Site
-from goldstick.structure.targets import Targets
+from goldstick.structure.targets import Targets, exactly
 
 #: A layer that stays as it is.
 FLOAT = "float"
@@ -114,7 +114,7 @@ class Layers:
 def _stage(stage: Quantizer, chosen: Mapping[str, str]) -> Quantizer:
     """A stage that makes layers what is chosen for them; what most become is its scheme, the rest its overrides."""
     general = Counter(chosen.values()).most_common(1)[0][0]
-    overrides: dict[str, Scheme | str] = {name: scheme for name, scheme in chosen.items() if scheme != general}
+    overrides = dict[str, Scheme | str](exactly(chosen, general))
     return dataclasses.replace(
         stage, scheme=general, overrides=overrides, targets=Targets(include=tuple(chosen)), tie="keep"
     )
