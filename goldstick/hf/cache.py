@@ -1,4 +1,4 @@
-"""The quantized cache as transformers uses it, and the one hook that gives it to a model.
+"""The quantized cache as transformers uses it, and the hook that gives it to a model.
 
 Layers of transformers' own cache are replaced by :class:`QuantizedLayer`, which keeps codes and hands attention
 what they stand for. A model with the hook of :func:`use_quantized_cache` gets such a cache in every way it runs:
@@ -22,6 +22,7 @@ from transformers.cache_utils import (
 
 from goldstick.core.kv_cache import KVScheme, KVSettings
 from goldstick.errors import QuantizationError, StructureError
+from goldstick.hf.unasked_cache import hand_unasked, keep_unasked, mark_unasked
 
 if TYPE_CHECKING:
     from goldstick.nn.kv_cache import QuantizedStates
@@ -44,8 +45,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
         if settings.scheme.mode == "static" and scales is None:
             known = ", ".join(map(str, settings.scales))
             raise QuantizationError(
-                f"The static KV cache has no scales for layer {index}, only for {known}: it was calibrated on another "
-                "model."
+                f"The static KV cache has no scales for layer {index}, only for {known}: it is of another model."
             )
         self.settings, self.scales = settings, scales
         self.sliding_window = sliding_window
@@ -73,8 +73,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
         from goldstick.nn.kv_cache import QuantizedStates  # modules and kernels, which a plan does without
 
         scheme, scales = self.settings.scheme, self.scales
-        kept = ("window", "sinks", "dtype", "rotate")
-        options: Any = {name: getattr(scheme, name) for name in kept}
+        options: Any = {name: getattr(scheme, name) for name in ("window", "sinks", "dtype", "rotate")}
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_states = QuantizedStates(key_states, scales.keys if scales else None, **options)
         self.value_states = QuantizedStates(value_states, scales.values if scales else None, **options)
@@ -191,10 +190,9 @@ class QuantizedCache(DynamicCache):
 def use_quantized_cache(model: nn.Module, settings: KVSettings) -> None:
     """Let a transformers model store its keys and values as ``settings`` says, from now on; replaces earlier settings.
 
-    A forward hook before the decoder sees to it, so checkpoints, ``generate`` and the model's code stay as they are. A
-    cache that the caller made and filled, or one that is no ``DynamicCache``, is used as it is. In training mode
-    nothing is quantized: rounding has no gradient. Of an encoder-decoder, the self attention of the decoder is
-    quantized; keys and values of its cross attention stay in float.
+    Hooks of the decoder see to it; ``generate`` and the model's code stay as they are. A cache that the caller made and
+    filled, or one that is no ``DynamicCache``, is used as it is. In training mode nothing is quantized: rounding has no
+    gradient. Of an encoder-decoder, the decoder's self attention is; its cross attention stays in float.
 
     Raises:
         QuantizationError: A layer has no scales.
@@ -204,6 +202,7 @@ def use_quantized_cache(model: nn.Module, settings: KVSettings) -> None:
     QuantizedCache(decoder.config, settings)  # which checks both
     use_float_cache(decoder)
     decoder.register_forward_pre_hook(_GiveCache(settings), with_kwargs=True)
+    keep_unasked(decoder)
 
 
 def use_float_cache(decoder: nn.Module) -> None:
@@ -211,6 +210,7 @@ def use_float_cache(decoder: nn.Module) -> None:
     for key, hook in list(decoder._forward_pre_hooks.items()):
         if isinstance(hook, _GiveCache):
             del decoder._forward_pre_hooks[key]
+    hand_unasked(decoder)
 
 
 def new_cache(config: Any, settings: KVSettings, *, encoded: bool = False) -> Cache:
@@ -254,6 +254,7 @@ class _GiveCache:
             self._adopt(passed[_CACHE], decoder.config)
             return None
         made = new_cache(decoder.config, self.settings, encoded=passed.get("encoder_hidden_states") is not None)
+        mark_unasked(made, passed, decoder.config)
         if len(args) > place:
             return (*args[:place], made, *args[place + 1 :]), kwargs
         return args, {**kwargs, _CACHE: made}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Cache, DynamicCache, Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.core.kv_cache import KVRanges, KVSettings
@@ -81,6 +81,25 @@ class RoundingCache(DynamicCache):
             s = x.abs().amax(-1, keepdim=True) / 127 if scale is None else scale.expand(states.shape[1], -1)[head]
             heads.append((x / s).round().clamp(-127, 127) * s)
         return torch.stack(heads, dim=1)
+
+
+@pytest.mark.parametrize("switch", ["argument", "config"])
+@pytest.mark.parametrize("family", ["llama_gqa", "gemma3", "t5"])
+def test_a_cache_that_nobody_asked_for_is_not_handed_back(family: str, switch: str) -> None:
+    """``generate`` hands what comes back in again, and without a cache all tokens with it."""
+    model = quantized(FAMILIES[family]())
+    inputs = sample_inputs(model)
+    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    expected = model.generate(inputs["input_ids"], **options)
+    if switch == "config":
+        for one in (model, model.get_decoder()):
+            one.config.use_cache = False
+        model.generation_config.use_cache = False
+    off = {"use_cache": False} if switch == "argument" else {}
+    assert torch.equal(model.generate(inputs["input_ids"], **options, **off), expected)
+    assert model(**inputs, **off).past_key_values is None
+    assert not any(isinstance(one, Cache) for one in model(**inputs, **off, return_dict=False))
+    assert own_cache(model(**inputs, use_cache=True).past_key_values).get_seq_length()
 
 
 @every_stage
