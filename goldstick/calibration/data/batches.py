@@ -21,6 +21,7 @@ TAKEN = (
 )
 
 _IDS = "input_ids"
+_MASK = "attention_mask"
 
 #: What torch's wrappers take (torch.compile, DataParallel, AveragedModel, …), and how they call what they wrap.
 _ANY = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
@@ -42,13 +43,20 @@ def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
         data: The items.
 
     Raises:
-        DataError: ``data`` is no iterable, or an item is of another kind or empty; the message says which.
+        DataError: ``data`` is no iterable, or an item is of another kind or empty, which the message names; or masks
+            leave no token.
     """
     if isinstance(data, Mapping | str | bytes) or not isinstance(data, Iterable):
         inside = " For one batch, write data=[batch]." if isinstance(data, Mapping) else ""
         raise DataError(f"data is an iterable of batches, not {type(data).__name__}.{inside} {TAKEN}.")
     forward = _Forward(model)
-    return [_not_empty(forward.arguments(item, place), place) for place, item in enumerate(data)]
+    batches = [_not_empty(forward.arguments(item, place), place) for place, item in enumerate(data)]
+    if batches and all(_hides_all(batch.get(_MASK)) for batch in batches):
+        raise DataError(
+            f"The {_MASK} of every item of data is 0 throughout, so no token counts and nothing can be learned. 1 "
+            "marks a token, 0 padding."
+        )
+    return batches
 
 
 class _Forward:
@@ -144,6 +152,11 @@ def _not_empty(batch: dict[str, Any], place: int) -> dict[str, Any]:
             f"Item {place} of data holds no numbers ({shapes}), so nothing can be learned from it. Leave it out."
         )
     return batch
+
+
+def _hides_all(mask: Any) -> bool:
+    """Whether a mask of tokens [batch, tokens] leaves none; those that are added to scores are floats."""
+    return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_floating_point() and not mask.any()
 
 
 def _of_torch(value: Any) -> Any:

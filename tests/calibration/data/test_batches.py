@@ -121,6 +121,17 @@ def test_token_ids_are_given_to_a_language_model_as_ever() -> None:
     assert as_batches(model, ids)[1]["input_ids"].shape == (1, 16)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_masks_that_leave_no_token_are_refused(dtype: torch.dtype) -> None:
+    """As they are where 1 is taken for padding, and no row has any."""
+    ids, model = torch.randint(90, (2, 16)), FAMILIES["llama_gqa"]()
+    hidden, shown = torch.zeros(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype)
+    with pytest.raises(DataError, match="attention_mask of every item of data is 0 throughout"):
+        as_batches(model, [{"input_ids": ids, "attention_mask": hidden}] * 2)
+    for kept in (shown, hidden.float()):
+        assert len(as_batches(model, [{"input_ids": ids, "attention_mask": one} for one in (hidden, kept)])) == 2
+
+
 def test_a_picture_is_given_to_a_model_of_pictures() -> None:
     pixels = torch.randn(2, 3, 32, 32)
     assert as_batches(FAMILIES["vit"](), [pixels, (pixels, torch.zeros(2).long())])[1].keys() == {"pixel_values"}
