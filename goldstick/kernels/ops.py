@@ -3,7 +3,7 @@
 ``goldstick::quantized_linear`` and ``goldstick::dequantize`` choose a backend when they run (``kernels.select``), not
 when they are traced. A linear layer has gradients for its input, grad_x = grad_y · w, and for its bias, and none for
 codes, scales and zeros; where the input is rounded, they go straight through (1308.3432). Derivatives in forward mode
-are not defined. Defined through ``Library`` because the ``custom_op`` decorator costs 12 µs a call more.
+are refused. Defined through ``Library`` because the ``custom_op`` decorator costs 12 µs a call more.
 """
 
 from __future__ import annotations

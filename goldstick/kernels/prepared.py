@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from goldstick.core.element import INTEGER
 from goldstick.core.scheme import FLOAT_INPUTS
+from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of
 from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend, coding_of
@@ -27,9 +29,22 @@ _CPU = torch.device("cpu")
 
 
 def runs_at_once(x: Tensor) -> bool:
-    """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it."""
+    """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it.
+
+    Raises:
+        KernelError: It is differentiated in forward mode, for which operators have no rule: torch would take 0.
+    """
+    if forward_ad._current_level >= 0 and _has_tangent(x):
+        raise KernelError(
+            "Packed weights have no derivatives in forward mode (torch.func.jvp, jacfwd): take them in reverse mode, "
+            "by torch.autograd.grad or torch.autograd.functional.jacobian."
+        )
     # Not one of those that export and the compiler's later stages pass through.
     return type(x) is Tensor and x.is_cpu and not x.requires_grad and nothing_intercepts()
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def nothing_intercepts() -> bool:

@@ -3,7 +3,8 @@
 The class of a quantized layer is derived from two: the class of the float layer, and what runs on packed rows. Python's
 own order of classes then decides what a call does. A forward that somebody wrote is kept, and reads ``self.weight``, a
 :class:`~goldstick.nn.lazy_weight.LazyWeight`; one that was inherited from ``nn.Linear`` (or calls it by ``super()``)
-finds that of :class:`~goldstick.nn.linear.QuantizedLinear` in its place.
+finds that of :class:`~goldstick.nn.linear.QuantizedLinear` in its place. Whoever makes another layer of the class
+gets a float one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
 from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
+from goldstick.nn.float_layer import float_layer_of
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.own_names import refuse_taken, taken_name
 from goldstick.nn.packed import PackedWeight
@@ -146,8 +148,8 @@ def _derive(kind: type[Any], base: type[nn.Module]) -> type[Any]:
     known = next((one for one in base.__mro__ if _stands_for(kind, one)), base)
     bases = (kind, base) if known is base else (base, derived(kind, known))
     name = base.__name__ if base.__name__.startswith("Quantized") else f"Quantized{base.__name__}"
-    body: dict[str, Any] = {"__reduce_ex__": _reduced, "_made_of": (kind, base)}
-    body |= {"__doc__": kind.__doc__, "__module__": __name__}
+    body: dict[str, Any] = {"__new__": float_layer_of(base), "__reduce_ex__": _reduced, "_made_of": (kind, base)}
+    body |= {"__doc__": kind.__doc__, "__module__": base.__module__}
     if known is base and known.__name__ in kind.stands_for:  # transformers' Conv1D calls its argument x
         body["forward"] = _forward_on_x(kind)
     return type(name, bases, body)
@@ -170,8 +172,7 @@ def _reduced(module: Any, _: int) -> tuple[Any, ...]:
 
 
 def _blank(kind: type[Any], base: type[nn.Module]) -> Any:
-    cls: Any = derived(kind, base)
-    return cls.__new__(cls)
+    return nn.Module.__new__(derived(kind, base))
 
 
 def refuse_function(layers: Mapping[str, nn.Module]) -> None:

@@ -12,6 +12,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.nn.experts import QuantizedExperts
+from goldstick.nn.float_layer import float_layer_of
 from goldstick.nn.own_names import refuse_taken
 from goldstick.nn.packed import PackedWeight
 
@@ -95,7 +96,8 @@ def _derive(kind: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
     body: dict[str, Any] = {name: property(functools.partial(_numbers, name)) for name in names}
     if issubclass(kind, nn.RNNBase):
         body["_flat_weights"] = property(_flat_weights, lambda module, value: None)
-    body |= {"_hosts": (kind, names), "__reduce_ex__": _reduced, "__doc__": kind.__doc__, "__module__": __name__}
+    body |= {"__new__": float_layer_of(kind), "_hosts": (kind, names), "__reduce_ex__": _reduced}
+    body |= {"__doc__": kind.__doc__, "__module__": kind.__module__}
     return type(f"Quantized{kind.__name__}", (kind,), body)
 
 
@@ -112,5 +114,4 @@ def _reduced(module: Any, _: int) -> tuple[Any, ...]:
 
 
 def _blank(kind: type[nn.Module], names: frozenset[str]) -> nn.Module:
-    cls = hosting(kind, names)
-    return cls.__new__(cls)
+    return nn.Module.__new__(hosting(kind, names))

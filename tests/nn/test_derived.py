@@ -12,13 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import jacfwd, jvp
+from torch.fx import symbolic_trace
 from transformers.pytorch_utils import Conv1D
 
 import goldstick
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
-from goldstick.errors import StructureError
+from goldstick.errors import KernelError, StructureError
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedEmbedding, QuantizedLinear
 from goldstick.nn.derived import in_place_of
 from goldstick.nn.own_names import own_names
@@ -172,6 +174,35 @@ def test_the_layer_that_is_replaced_is_left_as_it_is_and_its_other_parameters_ar
     assert set(dict(layer.named_parameters())) == {"weight", "bias", "gain"}
     assert set(dict(new.named_parameters())) == {"weight_scale", "bias", "gain"}
     assert new.gain is layer.gain
+
+
+@every_layer
+def test_another_one_of_its_class_is_a_float_layer(
+    build: Callable[[], nn.Module], inputs: Callable[[], Tensor]
+) -> None:
+    """As peft makes the two convolutions of an adapter, by the class of the layer."""
+    another = type(quantized(build()))(*build.args, **build.keywords)  # type: ignore[attr-defined]
+    assert type(another) is type(build())
+    assert another(inputs()).shape == build()(inputs()).shape
+
+
+def test_fx_takes_layers_of_torch_for_one_call_each() -> None:
+    model = goldstick.apply(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(72, 24)), "rtn-w8a8").model.eval()
+    traced, x = symbolic_trace(model), torch.randn(2, 4, 5, 5)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]
+    assert torch.equal(traced(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # torch itself
+@pytest.mark.parametrize(("layer", "x"), [(nn.Linear(32, 24), rows(2, 32)), (nn.Conv2d(4, 8, 3), images)])
+def test_derivatives_in_forward_mode_are_refused(layer: nn.Module, x: Callable[[], Tensor]) -> None:
+    """torch takes those of an operator without a rule for 0."""
+    model, at = goldstick.apply(nn.Sequential(layer), "rtn-w8a16").model, x()
+    for derivative in (jacfwd, lambda model: lambda at: jvp(model, (at,), (at,))):
+        with pytest.raises(KernelError, match="no derivatives in forward mode"):
+            derivative(model)(at)
+    rule = torch.autograd.functional.jacobian(model, at)
+    assert bool(rule.count_nonzero())
 
 
 def test_hooks_stay_and_whoever_set_one_can_take_it_off() -> None:

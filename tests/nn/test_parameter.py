@@ -105,6 +105,7 @@ def test_it_stays_of_its_class_and_copies_and_casts_as_it_did(name: str) -> None
     if inner is not None:
         assert isinstance(inner, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase)
         assert type(inner).__name__ == f"Quantized{type(MODULES[name]().inner).__name__}"
+        assert type(type(inner)(32, 4)) is type(MODULES[name]().inner), "another one of its class is float"
     assert model.to(torch.bfloat16)(X.bfloat16()).dtype is torch.bfloat16
 
 
