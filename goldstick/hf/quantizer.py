@@ -268,8 +268,8 @@ class GoldstickQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Codes have no gradient."""
-        return False
+        """Adapters beside it are, through it; codes have no gradient, and transformers refuses training without any."""
+        return True
 
     @property
     def is_compileable(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, trainer_utils
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 import goldstick
@@ -107,6 +107,19 @@ def test_a_loaded_model_can_be_pickled_and_copied() -> None:
     found = logits(model)
     assert torch.equal(logits(pickle.loads(pickle.dumps(model))), found)
     assert torch.equal(logits(copy.deepcopy(model)), found)
+
+
+def test_a_trainer_takes_a_loaded_model_with_adapters_and_only_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    goldstick.register("gptq")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / "gptqmodel-gptq")
+    with pytest.raises(ValueError, match="attach trainable adapters"):
+        trainer_utils.validate_quantization_for_training(model)
+    monkeypatch.setattr(trainer_utils, "_is_peft_model", lambda model: True)
+    trainer_utils.validate_quantization_for_training(model)
+    adapter = torch.zeros(model.config.hidden_size, dtype=model.dtype, requires_grad=True)
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda layer, args, output: output + adapter)
+    model(input_ids=torch.arange(16)[None], labels=torch.arange(16)[None]).loss.backward()
+    assert adapter.grad is not None and bool(adapter.grad.count_nonzero())
 
 
 def test_what_transformers_cannot_save_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
