@@ -197,6 +197,7 @@ class GoldstickQuantizer(HfQuantizer):
 
         restore_as_told(model)
         model.config.quantization_config = self.told
+        model.quantization_method = METHOD  # that of its layers, whatever the files are
         for name, scheme in self.schemes.items():
             if self.network.by_name[name].block not in self.postponed:
                 self._finish(self.network.by_name[name], scheme)

@@ -101,6 +101,15 @@ def test_the_config_of_a_loaded_model_goes_on_saying_what_its_files_are(how: str
     assert torch.equal(logits(again), logits(model))
 
 
+def test_a_loaded_model_is_cast_though_transformers_casts_none_of_its_method() -> None:
+    goldstick.register("gptq")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / "gptqmodel-gptq")
+    found = logits(model)
+    assert model.dtype is not torch.float32
+    torch.testing.assert_close(logits(model.to(torch.float32)), found.float(), rtol=0.05, atol=0.05)
+    assert model.dtype is torch.float32
+
+
 def test_a_loaded_model_can_be_pickled_and_copied() -> None:
     goldstick.register("gptq")
     model = AutoModelForCausalLM.from_pretrained(FOLDER / "gptqmodel-gptq")
