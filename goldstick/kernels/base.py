@@ -145,6 +145,18 @@ class Backend(Protocol):
         ...
 
 
+def refuse_gradients(operator: str) -> None:
+    """Refuse to differentiate an operator by scales or zeros, which would learn nothing without a word.
+
+    Raises:
+        KernelError: Always.
+    """
+    raise KernelError(
+        f"{operator} has no gradient for scales and zeros: let them not require one, and leave quantized layers out of "
+        "what is trained whole (requires_grad_ of a model, peft's modules_to_save)."
+    )
+
+
 def check_weight(
     packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec, global_scale: Tensor | None = None
 ) -> None:

@@ -25,6 +25,7 @@ from torch.library import Library
 
 from goldstick.core.rounded_inputs import fake_quantize_per_tensor, fake_quantize_per_token
 from goldstick.errors import KernelError
+from goldstick.kernels.base import refuse_gradients
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d}
 
@@ -178,7 +179,7 @@ def _fake(x: Tensor, packed: Tensor, scale: Tensor, *rest: Any) -> Tensor:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, packed, scale, zero, bias, bits, group_size, _, *sizes = inputs
     if any(ctx.needs_input_grad[place] for place in (2, 3)):
-        raise KernelError("quantized_convolution has no gradient for scales and zeros: let them not require one")
+        refuse_gradients("quantized_convolution")
     ctx.save_for_backward(x, packed, scale, zero)
     ctx.settings, ctx.geometry, ctx.biased = (bits, group_size), _geometry(*sizes[:6]), bias is not None
 

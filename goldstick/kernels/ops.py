@@ -18,7 +18,6 @@ from torch.library import Library
 
 from goldstick import kernels
 from goldstick.core.element import INTEGER
-from goldstick.errors import KernelError
 from goldstick.kernels import convolution as _convolution  # noqa: F401  (registers goldstick::quantized_convolution)
 from goldstick.kernels import fits_op as _fits_op  # noqa: F401  (registers goldstick::fit_blocks)
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
@@ -26,7 +25,15 @@ from goldstick.kernels import hadamard_op as _hadamard_op  # noqa: F401  (regist
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels import products_op as _products_op  # noqa: F401  (registers goldstick::add_products)
 from goldstick.kernels import ranges_op as _ranges_op  # noqa: F401  (registers goldstick::search_ranges)
-from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input, check_weight, scaling_of
+from goldstick.kernels.base import (
+    Activation,
+    Backend,
+    WeightSpec,
+    check_input,
+    check_weight,
+    refuse_gradients,
+    scaling_of,
+)
 
 _library = Library("goldstick", "FRAGMENT")
 _library.define(
@@ -198,9 +205,13 @@ def _backend(spec: WeightSpec, device: torch.device, wanted: str | None) -> Back
 def _keep_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, packed, scale, zero, _, bits, group_size, in_features, *_, element, global_scale = inputs
     if any(ctx.needs_input_grad[place] for place in (2, 3)):
-        raise KernelError("quantized_linear has no gradient for scales and zeros: let them not require one")
+        refuse_gradients("quantized_linear")
     ctx.save_for_backward(packed, scale, zero, global_scale)
     ctx.settings = bits, group_size, in_features, element
+
+
+def _keep_none(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    refuse_gradients("dequantize")
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,3 +229,4 @@ _library.impl("dequantize", _run_dequantize, "CompositeExplicitAutograd")
 torch.library.register_fake("goldstick::quantized_linear", _fake_linear, lib=_library)
 torch.library.register_fake("goldstick::dequantize", _fake_dequantize, lib=_library)
 torch.library.register_autograd("goldstick::quantized_linear", _backward, setup_context=_keep_weight, lib=_library)
+torch.library.register_autograd("goldstick::dequantize", _backward, setup_context=_keep_none, lib=_library)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import goldstick
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.core.layout import Layout
@@ -368,6 +369,28 @@ def test_gradients_of_a_linear_layer_reach_its_input_and_its_bias(shape: tuple[i
     layer.weight_scale.requires_grad_()
     with pytest.raises(KernelError, match="no gradient for scales"):
         layer(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Embedding(30, 64), torch.tensor([[0, 3]])),
+        (nn.LSTM(64, 64), torch.ones(3, 64)),
+        (nn.ConvTranspose1d(4, 8, 3), torch.ones(1, 4, 9)),
+        (nn.Conv1d(4, 8, 3), torch.ones(1, 4, 9)),
+    ],
+)
+def test_scales_that_are_to_learn_are_refused_in_layers_of_all_kinds(layer: nn.Module, x: Tensor) -> None:
+    """As peft's ``modules_to_save`` has them, which copies a layer and lets its parameters require a gradient."""
+    targets = {"targets": {"include": ["@embedding"]}} if isinstance(layer, nn.Embedding) else {}
+    model = goldstick.apply(nn.Sequential(layer), {"stages": [{"rtn": {"scheme": "w8a16", **targets}}]}).model
+    model.requires_grad_(True)
+    with pytest.raises(KernelError, match="no gradient for scales and zeros"):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    model.requires_grad_(False)
+    model(x)
 
 
 def test_under_autocast_a_layer_computes_in_its_own_dtype() -> None:
