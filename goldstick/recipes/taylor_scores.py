@@ -37,7 +37,7 @@ def taylor_scores(model: nn.Module, groups: Sequence[Prunable], task: TrainingTa
             stack.enter_context(reading_masks(model, group, masks[group.name]))
         for batches, batch in enumerate(task.epoch(0), start=1):  # noqa: B007  counts them
             with torch.enable_grad():
-                loss = task.loss(model, on_device(batch, device))
+                loss = task.scalar_loss(model, on_device(batch, device))
                 found = torch.autograd.grad(loss, list(masks.values()), allow_unused=True)
             for total, gradient in zip(sums.values(), found, strict=True):
                 if gradient is not None:

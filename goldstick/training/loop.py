@@ -192,7 +192,7 @@ class _Run:
             self.optimizer.zero_grad()
             rows, part = self.workers.rows_of(batch)
             with self._precision():
-                loss = self.task.loss(model, on_device(rows, self.device))
+                loss = self.task.scalar_loss(model, on_device(rows, self.device))
             value = self.workers.total(loss.item() * part)
             if not math.isfinite(value):
                 raise TrainingError(

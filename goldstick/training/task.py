@@ -76,6 +76,23 @@ class TrainingTask:
     train: Callable[[nn.Module, Anneal], None] | None = None
     knockoffs: Callable[[Tensor], Tensor] | None = None
 
+    def scalar_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch, to be differentiated.
+
+        Raises:
+            UsageError: It is no tensor of one number, or depends on nothing that learns.
+        """
+        found: Any = self.loss(model, batch)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            kind = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise UsageError(f"TrainingTask.loss gave {kind} for a batch; let it return a tensor of one number.")
+        if not found.requires_grad:
+            raise UsageError(
+                "TrainingTask.loss gave a number that does not depend on what is trained: it was detached, made a "
+                "number in between, or computed without gradients."
+            )
+        return found
+
     def epoch(self, number: int) -> Iterable[Any]:
         """The batches of an epoch.
 

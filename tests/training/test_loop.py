@@ -292,6 +292,19 @@ def test_what_cannot_be_trained_is_refused() -> None:
         train(TinyResidual().requires_grad_(False), TrainingTask(batches=batches(1)), options())
 
 
+@pytest.mark.parametrize(
+    ("loss", "complaint"),
+    [
+        (lambda model, batch: None, "gave a NoneType for a batch"),
+        (lambda model, batch: model(batch[0]).sum(1), r"gave a tensor \[32\] for a batch"),
+        (lambda model, batch: supervised(model, batch).detach(), "does not depend on what is trained"),
+    ],
+)
+def test_a_loss_that_cannot_be_learned_from_is_named(loss: Any, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        train(TinyResidual(), TrainingTask(batches=batches(1), loss=loss), options())
+
+
 def test_a_last_step_that_diverges_is_noticed() -> None:
     class Rootless(nn.Module):
         def __init__(self) -> None:
