@@ -172,7 +172,8 @@ def _reduced(module: Any, _: int) -> tuple[Any, ...]:
 
 
 def _blank(kind: type[Any], base: type[nn.Module]) -> Any:
-    return nn.Module.__new__(derived(kind, base))
+    cls: Any = derived(kind, base)
+    return cls.__new__(cls)
 
 
 def refuse_function(layers: Mapping[str, nn.Module]) -> None:

@@ -11,13 +11,14 @@ from torch import nn
 def float_layer_of(kind: type[nn.Module]) -> Callable[..., nn.Module]:
     """The ``__new__`` of a class of quantized layers, which have no constructor: it makes a float layer.
 
-    Adapters are made so: peft asks the class of a convolution for two small ones.
+    Adapters are made so: peft asks the class of a convolution for two small ones. Without arguments it is that of
+    every object: torch makes blank copies so (``nn.DataParallel``, parametrized layers).
 
     Args:
         kind: The class that it was derived from, whose arguments it takes.
     """
 
     def new(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-        return kind(*args, **kwargs)
+        return kind(*args, **kwargs) if args or kwargs else nn.Module.__new__(cls)
 
     return new

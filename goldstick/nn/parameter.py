@@ -114,4 +114,5 @@ def _reduced(module: Any, _: int) -> tuple[Any, ...]:
 
 
 def _blank(kind: type[nn.Module], names: frozenset[str]) -> nn.Module:
-    return nn.Module.__new__(hosting(kind, names))
+    cls = hosting(kind, names)
+    return cls.__new__(cls)

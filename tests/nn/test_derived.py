@@ -181,8 +181,11 @@ def test_another_one_of_its_class_is_a_float_layer(
     build: Callable[[], nn.Module], inputs: Callable[[], Tensor]
 ) -> None:
     """As peft makes the two convolutions of an adapter, by the class of the layer."""
-    another = type(quantized(build()))(*build.args, **build.keywords)  # type: ignore[attr-defined]
+    new = quantized(build())
+    another = type(new)(*build.args, **build.keywords)  # type: ignore[attr-defined]
     assert type(another) is type(build())
+    replica: Any = new._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    assert type(replica) is type(new), "blank copies stay what they are"
     assert another(inputs()).shape == build()(inputs()).shape
 
 
