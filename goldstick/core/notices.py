@@ -37,3 +37,7 @@ class LeftOutWarning(GoldstickWarning):
 
 class RenamedOptionWarning(GoldstickWarning, FutureWarning):
     """An option of a recipe is given under a name that it had before."""
+
+
+class OtherSearchWarning(GoldstickWarning):
+    """What another search has measured lies where this one keeps its own, and is put aside."""

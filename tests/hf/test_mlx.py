@@ -140,6 +140,8 @@ def test_groups_that_are_all_one_number_are_read(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ({"mode": "mxfp4"}, "reads MLX's affine layers, and this checkpoint has those of 'mxfp4'"),
+        ({"mode": "nvfp4"}, "reads MLX's affine layers, and this checkpoint has those of 'nvfp4'"),
+        ({"mode": "mxfp8"}, "reads MLX's affine layers, and this checkpoint has those of 'mxfp8'"),
         ({"bits": 7}, "7 bits in groups of 64"),
         ({"group_size": [64]}, r"bits in groups of \[64\]"),
         ({DOWN: {"bits": 4, "group_size": 64, "mode": "nvfp4"}}, f"gives {DOWN} 4 bits"),

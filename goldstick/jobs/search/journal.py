@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.notices import OtherSearchWarning
 from goldstick.core.ranks import Ranks
 from goldstick.errors import DataError, OutputError
 
@@ -17,7 +20,7 @@ class Journal:
 
     Args:
         path: The file; in memory alone where ``None``.
-        identity: What the numbers are of. A file of anything else counts as none.
+        identity: What the numbers are of. A file of another search is put aside, for its command to go on with.
         ranks: Who measures together: the first has the file, and tells the others what is known.
     """
 
@@ -27,13 +30,9 @@ class Journal:
         self._path = path
         self._identity = hashlib.sha256(dump_json(identity).encode()).hexdigest()
         self._known: dict[str, float | list[float]] = {}
-        if path is not None and path.is_file():
-            try:
-                found = parse_json(path.read_text(encoding="utf-8"), str(path))
-                if found["identity"] == self._identity:
-                    self._known = dict(found["known"])
-            except (DataError, OSError, UnicodeDecodeError, LookupError, TypeError, ValueError):
-                self._known = {}  # damaged, or another's: everything is measured again
+        if path is not None:
+            _put_aside(path, self._identity)
+            self._known = _read(path).get("known", {})
         self._known = ranks.of(self._known)
 
     def get(self, key: str) -> Any:
@@ -90,16 +89,40 @@ def refuse_foreign(path: Path | None) -> None:
     Raises:
         OutputError: It does.
     """
-    if path is None or not path.exists():
-        return
-    try:
-        found = parse_json(path.read_text(encoding="utf-8"), str(path))
-    except (DataError, OSError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict) or not {"identity", "known"} <= found.keys():
+    if path is not None and path.exists() and not _read(path):
         raise OutputError(
             f"{path}, where a search keeps what it has measured, is something else: move it, or choose another -o."
         )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a journal holds; nothing where there is none, or it is damaged: everything is measured again."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"), str(path))
+    except (DataError, OSError, UnicodeDecodeError):
+        return {}
+    sound = isinstance(found, dict) and isinstance(found.get("identity"), str) and isinstance(found.get("known"), dict)
+    return found if sound else {}
+
+
+def _put_aside(path: Path, identity: str) -> None:
+    """Put what another search has measured beside a journal, and what this one has in its place."""
+    other = _read(path)
+    if other.get("identity") not in (None, identity) and other["known"]:
+        kept = _beside(path, other["identity"])
+        os.replace(path, kept)
+        warnings.warn(
+            f"Another search has measured for this -o, of other options, text, model or versions. It lies in "
+            f"{kept}, and its command goes on with it; remove it if you do not want it.",
+            OtherSearchWarning,
+            stacklevel=2,
+        )
+    if (mine := _beside(path, identity)).is_file() and not _read(path).get("known"):
+        os.replace(mine, path)
+
+
+def _beside(path: Path, identity: str) -> Path:
+    return path.with_name(f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}{path.suffix}")
 
 
 def states_of(directory: Path) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import goldstick
 from goldstick.algorithms import SCOP
 from goldstick.cli import main
+from goldstick.core.notices import OtherSearchWarning
 from goldstick.errors import RecipeError, UsageError
 from goldstick.jobs.save import finish
 from goldstick.jobs.search import find
@@ -188,7 +189,8 @@ def test_a_journal_is_of_the_text_that_channels_are_scored_and_layers_calibrated
 
     first = searched("The harbour lies on the north side of the island. " * 8)
     assert first and not searched("The harbour lies on the north side of the island. " * 8)
-    assert searched("A letter came from the city where nobody had been for years. " * 8)
+    with pytest.warns(OtherSearchWarning, match="Another search has measured"):
+        assert searched("A letter came from the city where nobody had been for years. " * 8)
 
 
 def test_the_command_says_which_channels_go(idle: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import goldstick
 from goldstick.cli import main
+from goldstick.core.notices import OtherSearchWarning
 from goldstick.errors import OutputError, RecipeError, UsageError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
@@ -153,7 +154,8 @@ def test_what_other_versions_measured_is_measured_again(
     Search(layers, Target(share=0.5), settings).journal.keep("a", 1.0)
     assert Search(layers, Target(share=0.5), settings).journal.get("a") == 1.0
     monkeypatch.setattr(module, "versions", lambda: {"torch": "another"})
-    assert Search(layers, Target(share=0.5), settings).journal.get("a") is None
+    with pytest.warns(OtherSearchWarning, match="of other options, text, model or versions"):
+        assert Search(layers, Target(share=0.5), settings).journal.get("a") is None
 
 
 def test_an_exchange_whose_headers_do_not_fit_leaves_the_choice_before_it(
@@ -325,6 +327,23 @@ def test_a_file_that_is_no_journal_is_not_replaced(
     with pytest.raises(OutputError, match=r"found.journal.json, where a search keeps .* is something else: move it"):
         found_for(source_with_text, text, Target(bits=6.0), effort="fast", journal=tmp_path / "found.journal.json")
     assert (tmp_path / "found.journal.json").read_text() == content
+
+
+def test_what_another_search_has_measured_is_put_aside_and_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "found.journal.json"
+    Journal(path, {"bits": 4}).keep("a", 1.0)
+    with pytest.warns(OtherSearchWarning, match=r"lies in .*found\.journal-\w+\.json, and its command goes on with it"):
+        other = Journal(path, {"bits": 3})
+    assert other.get("a") is None
+    other.keep("a", 2.0)
+    path.unlink()  # its recipe is made
+    assert Journal(path, {"bits": 4}).get("a") == 1.0
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    with pytest.warns(OtherSearchWarning):
+        Journal(path, {"bits": 3}).keep("a", 3.0)
+    with pytest.warns(OtherSearchWarning):
+        assert Journal(path, {"bits": 4}).get("a") == 1.0
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_journal_of_another_search_is_not_offered(source_with_text: Path, tmp_path: Path) -> None:
