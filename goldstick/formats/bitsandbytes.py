@@ -44,6 +44,8 @@ from goldstick.formats.site_table import SiteTable
 
 _INT8_SCALE, _INT8_LAYOUT = ".SCB", ".weight_format"
 _INT8 = Scheme(weight=Grid(bits=8))
+#: Weights of a block that bitsandbytes' kernels take.
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class BitsAndBytes(StorageFormat):
@@ -62,7 +64,7 @@ class BitsAndBytes(StorageFormat):
         grid = layer.scheme.weight
         if layer.kind != "linear" or not layer.name.endswith(".weight") or len(layer.shape) != 2:
             return f"bitsandbytes quantizes linear layers, not what is stored as {layer.name}"
-        if grid.element != "nf4" or grid.granularity != "group" or grid.scale or layer.scheme.activation:
+        if grid.element != "nf4" or grid.group_size not in _BLOCKS or layer.scheme.activation:
             return f"goldstick writes nf4a16 as bitsandbytes, and its scheme is {layer.scheme.label}"
         if layer.multiplied:
             return "'unfoldable: multiply' gives it a factor for each input, which bitsandbytes has no place for"

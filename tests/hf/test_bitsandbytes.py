@@ -150,6 +150,7 @@ def layer(name: str, label: str = "nf4a16", shape: tuple[int, int] = (64, 64), *
 def test_what_it_cannot_hold_is_refused_with_the_reason() -> None:
     assert BITSANDBYTES.refuses(layer("a")) is None
     assert "nf4a16" in str(BITSANDBYTES.refuses(layer("a", "w4a16-g64")))
+    assert "its scheme is w-nf4-g16-a-16" in str(BITSANDBYTES.refuses(layer("a", "w-nf4-g16-a-16")))
     assert "ends of rows" in str(BITSANDBYTES.refuses(layer("a", shape=(64, 96))))
     assert "factor" in str(BITSANDBYTES.refuses(layer("a", multiplied=True)))
     assert "runs on the quantized weight" in str(BITSANDBYTES.refuses_together([layer("a")], {"b": "a"}))
