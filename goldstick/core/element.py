@@ -111,7 +111,7 @@ _NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_BNB_FP4 = (0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_BNB_FP4 = (-12, -8, -6, -4, -3, -2, -0.0625, -0.0, 0.0, 0.0625, 2, 3, 4, 6, 8, 12)
 
 ELEMENTS: dict[str, Element] = {
     element.name: element
@@ -128,8 +128,8 @@ ELEMENTS: dict[str, Element] = {
                 note="OCP FP4, to 6 (2310.10537)"),
         Element(name="nf4", bits=4, values=_NF4, signed=False,
                 note="quantiles of the normal distribution (2305.14314)"),
-        Element(name="bnbfp4", bits=4, values=tuple(value / 12 for value in _BNB_FP4), keeps_zero_sign=False,
-                note="bitsandbytes' FP4, to 1, with a smallest number of 1/192"),
+        Element(name="bnbfp4", bits=4, values=tuple(value / 12 for value in _BNB_FP4), signed=False,
+                note="bitsandbytes' FP4, to 1, with two zeros and a smallest number of 1/192"),
         Element(name="iq4", bits=4, values=tuple(map(float, _IQ4)), signed=False, note="the table of GGUF's IQ4"),
     )
 }  # fmt: skip

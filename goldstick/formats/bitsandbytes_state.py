@@ -26,8 +26,8 @@ NESTED_BLOCK = 256
 STATE_BYTES = 128
 #: Elements by what bitsandbytes calls them.
 _ELEMENTS = {"nf4": "nf4", "fp4": "bnbfp4"}
-#: Where the magnitudes of its FP4 codes stand among them in ascending order.
-_FP4_PLACES = (0, 1, 6, 7, 4, 5, 2, 3)
+#: Where the numbers of its FP4 codes stand in ascending order; the upper half of the codes is negative.
+_FP4_PLACES = (8, 9, 14, 15, 12, 13, 10, 11, 7, 6, 1, 0, 3, 2, 5, 4)
 
 
 def kind_of(grid: Grid) -> str:
@@ -37,11 +37,7 @@ def kind_of(grid: Grid) -> str:
 
 def places(grid: Grid) -> Tensor:
     """goldstick's code of each of bitsandbytes', uint8 [16]."""
-    found = torch.arange(16, dtype=torch.uint8)
-    if kind_of(grid) == "fp4":
-        magnitudes = torch.tensor(_FP4_PLACES, dtype=torch.uint8)
-        found = torch.cat([magnitudes, magnitudes | 8])
-    return found
+    return torch.tensor(_FP4_PLACES if kind_of(grid) == "fp4" else range(16), dtype=torch.uint8)
 
 
 def numbers(grid: Grid) -> Tensor:
