@@ -41,6 +41,7 @@ from goldstick.formats.bitsandbytes_state import (
     written,
 )
 from goldstick.formats.site_table import SiteTable
+from goldstick.formats.weight_only import refuse_inputs
 
 _INT8_SCALE, _INT8_LAYOUT = ".SCB", ".weight_format"
 _INT8 = Scheme(weight=Grid(bits=8))
@@ -126,8 +127,7 @@ class BitsAndBytes(StorageFormat):
         Raises:
             FormatError: Something is done to the input.
         """
-        if any(value is not None for value in (input_scale, input_zero, input_multiplier, tensor.input_order)):
-            raise FormatError("bitsandbytes has no place for what a layer does to its input; use format native.")
+        refuse_inputs("bitsandbytes", scheme, input_scale, input_zero, input_multiplier, tensor.input_order)
         grid = tensor.grid
         pairs = tensor.codes.reshape(-1, 2)
         return {

@@ -25,6 +25,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor
 from goldstick.formats.site_table import SiteTable
+from goldstick.formats.weight_only import refuse_inputs
 
 _SCALES, _BIASES = ".scales", ".biases"
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -99,8 +100,7 @@ class Mlx(StorageFormat):
         Raises:
             FormatError: Something is done to the input, or a zero cannot be stored.
         """
-        if any(value is not None for value in (input_scale, input_zero, input_multiplier, tensor.input_order)):
-            raise FormatError("MLX has no place for what a layer does to its input; use format native.")
+        refuse_inputs("MLX", scheme, input_scale, input_zero, input_multiplier, tensor.input_order)
         grid = tensor.grid
         zero = torch.full_like(tensor.scale, grid.midpoint) if tensor.zero is None else tensor.zero
         if reason := self.refuses_zeros(tensor.scale, zero, grid):

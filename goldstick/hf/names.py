@@ -16,6 +16,7 @@ from torch import Tensor
 from goldstick.checkpoint.source import read_json
 from goldstick.core.json_files import NON_FINITE
 from goldstick.errors import GoldstickError, SourceError
+from goldstick.formats.mlx import with_one_table
 from goldstick.hf.counted_modules import most_modules
 from goldstick.hf.pruned import cut_as_told, unmarked
 
@@ -83,7 +84,8 @@ def load_config(directory: Path) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version__
 
-    raw = unmarked(read_json(directory / "config.json", "no checkpoint: it has no config.json"), directory)
+    raw = with_one_table(read_json(directory / "config.json", "no checkpoint: it has no config.json"))
+    raw = unmarked(raw, directory)
     for key, number in _integers(raw):
         for pattern, most in _MOST:
             if pattern.fullmatch(key) and number > most:

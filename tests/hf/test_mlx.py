@@ -114,6 +114,12 @@ def test_a_head_that_is_not_stored_runs_on_the_quantized_embedding(tied: Path, t
     assert examine(made).healthy
 
 
+def test_a_loaded_model_does_not_say_what_mlx_alone_reads() -> None:
+    """Whatever is saved of it has other tensors."""
+    config = goldstick.load(W4).config.to_dict()
+    assert "quantization" not in config and config["quantization_config"]["quant_method"] == "mlx"
+
+
 def test_what_mlx_alone_says_is_read(tmp_path: Path) -> None:
     """Earlier versions wrote no ``quantization_config``; a module may have words of its own, or ``false``."""
     older = Path(shutil.copytree(W4, tmp_path / "older"))

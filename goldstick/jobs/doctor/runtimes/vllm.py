@@ -10,6 +10,7 @@ from goldstick.formats.awq import AWQ
 from goldstick.formats.bitsandbytes import BITSANDBYTES
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
+from goldstick.formats.gguf import GGUF
 from goldstick.formats.gptq import GPTQ
 from goldstick.formats.modelopt import MODELOPT
 from goldstick.formats.mxfp4 import MXFP4
@@ -37,7 +38,10 @@ _GROUPS = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
 _ROUTERS_AS_CONFIGURED = frozenset({"Qwen3MoeForCausalLM", "Lfm2MoeForCausalLM", "K2HorizonForCausalLM"})
 
 #: What reads methods that it does not know by itself.
-_UNKNOWN = {BITSANDBYTES.method: "a plugin reads it, vllm_bnb_plugin, which was not looked at"}
+_PLUGINS = {
+    BITSANDBYTES.method: "a plugin reads it, vllm_bnb_plugin, which was not looked at",
+    GGUF.method: "GGUF files are read by the package vllm-gguf-plugin alone",
+}
 
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
@@ -58,8 +62,7 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     elif method == AUTO_ROUND.method:
         yield from auto_round(table, subject)
     elif method is not None:
-        words = "GGUF files are read by the package vllm-gguf-plugin alone" if subject.gguf else _UNKNOWN.get(method)
-        yield f"quant_method {method}", refused(words or "it knows no such method")
+        yield f"quant_method {method}", refused(_PLUGINS.get(method, "it knows no such method"))
 
 
 def _former(subject: Subject) -> Iterator[str]:
