@@ -19,8 +19,10 @@ SCHEMES = (
     "w4a16-g128", "w4a16-g128-asym", "w4a16-g32", "w4a16-g16", "w4a16-channel", "w8a16", "w8a16-g128-asym",
     "w3a16-g128", "w2a16-g64", "w8a8-dynamic", "w8a8-static", "w4a8-dynamic-g128", "w4a8-static-g128",
     "w4a4-dynamic-g128", "w4afp8", "fp8", "fp8-dynamic", "fp8-block", "fp8a16", "fp8a16-block", "mxfp8", "mxfp8a16",
-    "mxfp6a16", "mxfp4", "mxfp4a16", "mxfp4afp8", "nvfp4", "nvfp4a16", "nf4a16",
+    "mxfp6a16", "mxfp4", "mxfp4a16", "mxfp4afp8", "nvfp4", "nvfp4a16",
 )  # fmt: skip
+#: Further ones, that no program was asked to run (tools/consumers asks for those above).
+_UNASKED = ("nf4a16",)
 _NAME = "model.layers.0.mlp.down_proj"
 
 
@@ -45,7 +47,7 @@ def _rows(runtime: Runtime) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         storage = FORMATS[form]
         if storage not in runtime.formats:
             continue
-        for name in SCHEMES:
+        for name in (*SCHEMES, *_UNASKED):
             scheme = Scheme.parse(name)
             shape = torch.Size([256, 256])
             layer = StoredLayer(
