@@ -21,11 +21,11 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.json_files import check_writable, dump_json, parse_json, write_atomically
 from goldstick.errors import DataError, OutputError
 
 LOCK, CHECKPOINT, SHARDS, FORMER = "goldstick.lock", "checkpoint", "shards", "former"
@@ -69,6 +69,26 @@ def held(output: Path, *, take_over: bool) -> Iterator[Path]:
                 "machine. If it is over, give --resume or --overwrite; else choose another -o."
             )
         yield path
+
+
+@contextmanager
+def held_file(path: Path) -> Iterator[None]:
+    """Hold a file that a run writes, or keeps its measurements in, against other runs until the end.
+
+    Raises:
+        OutputError: Another run holds it, or nothing can be written there.
+    """
+    check_writable(path, overwrite=True)
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(held(path, take_over=True))
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror or error}. Name another place.") from error
+        try:
+            yield
+        finally:
+            if [entry.name for entry in place.iterdir()] == [LOCK]:  # else a directory of that name has a run in it
+                remove(place)
 
 
 def sign(path: Path) -> None:

@@ -61,6 +61,7 @@ def importance(
 
     quiet_libraries()
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
+    from goldstick.checkpoint.working_directory import held_file
     from goldstick.jobs.importance.measure import LOOKING, measure_importance
     from goldstick.jobs.load.bundled_data import with_bundled_data
     from goldstick.jobs.load.find_model import data_directory, find_model
@@ -71,7 +72,11 @@ def importance(
     asked = {name: value for name, value in given.items() if value is not None}
     recipe = Recipe.load({**LOOKING, "calibration": asked})
     text = with_bundled_data(recipe, model, data_dir).calibration
-    with checkpoint_directory(find_model(model)) as directory, progress_bar(not as_json) as progress:
+    with (
+        checkpoint_directory(find_model(model)) as directory,
+        held_file(output),
+        progress_bar(not as_json) as progress,
+    ):
         found = measure_importance(
             directory, text, output, data_dir=data_directory(data_dir, model), overwrite=overwrite,
             max_memory=max_memory, progress=progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,6 +124,7 @@ def sensitivity(
     use_processors(threads)
     from goldstick.algorithms import Quantizer
     from goldstick.algorithms.base import rounds
+    from goldstick.checkpoint.working_directory import held_file
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.core.ranks import Ranks
     from goldstick.hf.example_inputs import as_inputs
@@ -163,7 +165,8 @@ def sensitivity(
     loaded = with_bundled_data(loaded, model, data_dir)
     text = Calibration(dataset=loaded.calibration.dataset, samples=samples, seq_len=seq_len)
     chosen: Recipe | None = None
-    with progress_bar(not as_json) as progress:
+    holding = held_file(output) if output is not None and prints() else nullcontext()
+    with holding, progress_bar(not as_json) as progress:
         if recipe_for_size is None:
             found = measure_sensitivity(
                 find_model(model), loaded, tried, text, inputs=as_inputs(inputs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 #: What each of several processes would do whole.
-_WHOLE = ("verify", "doctor", "generate", "chat", "serve", "bench")
+_WHOLE = ("verify", "doctor", "generate", "chat", "serve", "bench", "importance")
 
 
 def refuse_copies(command: str | None) -> None:

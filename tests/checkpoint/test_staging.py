@@ -19,6 +19,7 @@ from goldstick.checkpoint import working_directory
 from goldstick.checkpoint.journal import WorkDirectory, work_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
+from goldstick.checkpoint.working_directory import held_file
 from goldstick.core import rename
 from goldstick.errors import OutputError
 
@@ -182,6 +183,21 @@ def test_an_empty_working_directory_is_taken(begin: Begin, tmp_path: Path) -> No
     (tmp_path / ".out.work").mkdir()
     make(begin, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_is_held_by_one_run_and_what_a_directory_of_its_name_has_begun_stays(tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    refused = pytest.raises(OutputError, match=r"Another run is writing .*/out at this moment")
+    with held_file(file), refused, held_file(file):
+        pass
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ValueError), journalled(file, False) as work:
+        work.commit({"blocks_done": 1})
+        raise ValueError
+    before = everything(tmp_path)
+    with held_file(file):
+        pass
+    assert everything(tmp_path) == before
 
 
 KILLED = """

@@ -48,6 +48,15 @@ def test_a_variable_that_means_nothing(
     assert_refused(*arguments, code=2, says=says)
 
 
+def test_several_processes_that_would_each_measure_the_same(
+    tmp_path: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    found = str(tmp_path / "found.gguf")
+    assert_refused("importance", "reference", "-o", found, code=2, says=("importance' is not divided", "one process"))
+
+
 def test_instructions_that_the_processor_does_not_have(
     made: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
+from goldstick.checkpoint.working_directory import held_file
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.jobs.load.load import load_float
@@ -70,27 +72,29 @@ def search_recipe(
 
     Raises:
         UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
-        OutputError: ``journal`` is something else.
+        OutputError: ``journal`` is something else, or another search works with it.
         RecipeError, DataError: As :func:`goldstick.search` has them.
     """
     refuse_foreign(journal)
-    layers = find_layers(
-        directory, runtime_to_search_for(runtime), method=method, calibration=calibration or Calibration(),
-        schemes=schemes, exclude=exclude, effort=effort, rules=rules_of(runtime, tensor_parallel),
-    )  # fmt: skip
-    settings = SearchSettings(
-        text=text, held_out=held_out, held_out_rows=held_out_rows, data_dir=data_dir, effort=effort, prune=prune,
-        journal=journal, progress=progress, ranks=ranks or Ranks(),
-    )  # fmt: skip
-    if prune:
-        refuse_pruning(layers, target, settings)
-        model = load_float(directory)
-        groups = prunable_groups(layers, model)  # none is an error before anything is measured
-        search = Search(layers, target, settings, model)
-        found = search_pruned(search, groups)
-    else:
-        if target.max_loss is None:
-            refuse_size(layers, target.bytes_of(layers))
-        search = Search(layers, target, settings)
-        found = search.run()
-    return dataclasses.replace(found, record=found.record | {"beside": judge_beside(beside, search.check)})
+    ranks = ranks or Ranks()
+    with held_file(journal) if journal is not None and ranks.first else nullcontext():
+        layers = find_layers(
+            directory, runtime_to_search_for(runtime), method=method, calibration=calibration or Calibration(),
+            schemes=schemes, exclude=exclude, effort=effort, rules=rules_of(runtime, tensor_parallel),
+        )  # fmt: skip
+        settings = SearchSettings(
+            text=text, held_out=held_out, held_out_rows=held_out_rows, data_dir=data_dir, effort=effort, prune=prune,
+            journal=journal, progress=progress, ranks=ranks,
+        )  # fmt: skip
+        if prune:
+            refuse_pruning(layers, target, settings)
+            model = load_float(directory)
+            groups = prunable_groups(layers, model)  # none is an error before anything is measured
+            search = Search(layers, target, settings, model)
+            found = search_pruned(search, groups)
+        else:
+            if target.max_loss is None:
+                refuse_size(layers, target.bytes_of(layers))
+            search = Search(layers, target, settings)
+            found = search.run()
+        return dataclasses.replace(found, record=found.record | {"beside": judge_beside(beside, search.check)})

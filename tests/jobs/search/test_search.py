@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 import goldstick
+from goldstick.checkpoint.working_directory import held_file
 from goldstick.cli import main
 from goldstick.core.notices import OtherSearchWarning
 from goldstick.errors import OutputError, RecipeError, UsageError
@@ -344,6 +345,22 @@ def test_what_another_search_has_measured_is_put_aside_and_taken_up_again(tmp_pa
     with pytest.warns(OtherSearchWarning):
         assert Journal(path, {"bits": 4}).get("a") == 1.0
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_searches_do_not_keep_what_they_measure_in_one_journal(
+    source_with_text: Path, text: Calibration, tmp_path: Path
+) -> None:
+    journal = tmp_path / "found.journal.json"
+    with held_file(journal), pytest.raises(OutputError, match=r"Another run is writing .*found.journal.json at this"):
+        found_for(source_with_text, text, Target(bits=6.0), effort="fast", journal=journal)
+    seen: list[list[str]] = []
+
+    def progress(*_: object) -> None:
+        seen.append(sorted(file.name for file in tmp_path.iterdir()))
+
+    found_for(source_with_text, text, Target(bits=6.0), effort="fast", journal=journal, progress=progress)
+    assert all(".found.journal.json.work" in files for files in seen)
+    assert [file.name for file in tmp_path.iterdir()] == [journal.name]
 
 
 def test_a_journal_of_another_search_is_not_offered(source_with_text: Path, tmp_path: Path) -> None:
