@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
+from goldstick.structure.adapters import adapters_in, without_adapter
 from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.overrides import (
     BATCHED_EXPERT_CLASSES,
@@ -23,7 +24,7 @@ from goldstick.structure.overrides import (
 from goldstick.structure.plain_layers import Reading, inherits_forward, reading_of, stores_input_first
 from goldstick.structure.routers import routers_beside
 
-Role = Literal["inner", "embedding", "head", "router"]
+Role = Literal["inner", "embedding", "head", "router", "adapter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,12 @@ class Site:
         layout: How the parameter stores its matrix.
         shape: Shape of the parameter as stored.
         dtype: Its dtype.
-        role: ``embedding``, ``head`` and ``router`` are left alone unless a recipe names them.
+        role: ``embedding``, ``head``, ``router`` and ``adapter`` are left alone unless a recipe names them.
         block: Path of the repeated block it lies in, or ``None``.
         tied_to: Name of the earlier parameter that it is, or ``None``.
         reading: What the forward of its module does with it.
         torchs: Whether that forward is torch's own, of a class that computes a linear layer or a convolution.
+        adapter_of: Path of the layer whose adapter it is part of, or ``None``.
     """
 
     module: str
@@ -53,6 +55,7 @@ class Site:
     tied_to: str | None
     reading: Reading = Reading.INPUT
     torchs: bool = False
+    adapter_of: str | None = None
 
     @property
     def name(self) -> str:
@@ -118,9 +121,9 @@ class Network:
         self.before_reading: Callable[[nn.Module], None] = _nothing
 
     def _find_sites(self) -> list[Site]:
-        heads = {_output_head(self.model), *_tied_to_embeddings(self.model)} - {None}
+        heads = {without_adapter(_output_head(self.model)), *_tied_to_embeddings(self.model)} - {None}
         read_by_parent = _read_by_parent(self.model)
-        routers = routers_beside(self.model, self._experts())
+        routers, adapters = routers_beside(self.model, self._experts()), adapters_in(self.model)
         sites = []
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
@@ -141,11 +144,14 @@ class Network:
                         layout=layout,
                         shape=parameter.shape,
                         dtype=parameter.dtype,
-                        role=_role(layout, chooses or module in routers, module in heads),
+                        role="adapter"
+                        if module in adapters
+                        else _role(layout, chooses or module in routers, module in heads),
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
                         reading=reading,
                         torchs=_is_torchs(module),
+                        adapter_of=adapters.get(module),
                     )
                 )
         return sites

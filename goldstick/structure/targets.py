@@ -23,8 +23,8 @@ class Targets:
     """Patterns that pick sites by name: shell wildcards, where ``*`` also crosses dots.
 
     A pattern matches a site's whole name, or, when it holds no wildcard, the last parts of it (``lm_head``,
-    ``mlp.down_proj``). Without ``include`` every site is meant but embeddings and the output head; those are
-    reached only by an ``include`` pattern that names them: one whose last part says more than ``*``.
+    ``mlp.down_proj``). Without ``include`` every site is meant but embeddings, the output head, routers and adapters;
+    those are reached only by an ``include`` pattern that names them: one whose last part says more than ``*``.
 
     ``@embedding`` and ``@head`` mean the embedding of tokens and the output head, whatever they are called.
 
@@ -74,11 +74,15 @@ class Targets:
             return False
         if not self.include:
             return site.role == "inner"
-        # A catch-all such as * or model.* must not sweep in the embeddings: they have to be meant.
-        return any(
-            matches(pattern, site.name) and (site.role == "inner" or pattern.rpartition(".")[2].strip("*?") != "")
-            for pattern in self.include
-        )
+        return any(matches(pattern, site.name) and _means(pattern, site) for pattern in self.include)
+
+
+def _means(pattern: str, site: Site) -> bool:
+    """Whether a pattern that matches a site means it: a catch-all such as * or model.* sweeps in no embeddings, and one
+    that the layer beside an adapter matches, such as *q_proj*, not the adapter."""
+    if site.adapter_of is not None:
+        return not matches(pattern, site.adapter_of)
+    return site.role == "inner" or pattern.rpartition(".")[2].strip("*?") != ""
 
 
 def _names(pattern: str, parameter: str) -> bool:

@@ -54,7 +54,7 @@ def double_copy(network: Network, blocks: Collection[str], *, rows: int | None =
     memo: dict[int, Any] = {id(model.get_submodule(block)): nn.Identity() for block in left_out}
     own = dict(model.named_parameters(remove_duplicate=False))
     ties = network.tied()
-    ends = {site.parameter_name for site in network.sites if site.role != "inner"}
+    ends = {site.parameter_name for site in network.sites if site.role in ("embedding", "head")}
     ends |= {f"{name.removesuffix('weight')}bias" for name in ends}
     ends |= {ties[name] for name in ends if name in ties}
     for name, parameter in own.items():
