@@ -19,6 +19,7 @@ from goldstick.jobs.doctor.fused_scales import fused_scale_findings
 from goldstick.jobs.doctor.layer import layer_findings
 from goldstick.jobs.doctor.runtimes.looked_at import subject_of, subject_of_file
 from goldstick.jobs.doctor.runtimes.runtime import Runtime
+from goldstick.jobs.doctor.sidecars import sidecar_findings
 from goldstick.jobs.doctor.splits import split_findings
 from goldstick.jobs.doctor.tensors import tensor_findings
 from goldstick.jobs.doctor.ties import tie_findings
@@ -56,7 +57,7 @@ def examine(
             f"{directory} holds no config.json, so it is no checkpoint of a transformers model. Of other modules, "
             "'goldstick verify' checks the hashes and the proof."
         )
-    findings = list(file_findings(directory))
+    findings = [*file_findings(directory), *sidecar_findings(directory)]
     try:
         examined = open_examined(directory)
     except GoldstickError as error:
