@@ -21,7 +21,7 @@ from goldstick.checkpoint.working_directory import (
     sign,
     working_directory,
 )
-from goldstick.core.json_files import parse_json
+from goldstick.core.json_files import parse_json, read_text
 from goldstick.core.rename import rename_noreplace
 from goldstick.core.signals import uninterrupted
 from goldstick.core.utf8_paths import require_utf8
@@ -232,9 +232,9 @@ def foreign_files(directory: Path) -> list[str]:
     """
     path = directory / MANIFEST_NAME
     try:
-        named = parse_json(path.read_text(encoding="utf-8"), str(path))["files"]
+        named = parse_json(read_text(path), str(path))["files"]
         own = {*named, MANIFEST_NAME, REPORT_NAME, PAGE_NAME, SEARCH_PAGE}
-    except (OSError, UnicodeDecodeError, DataError, KeyError, TypeError) as error:
+    except (DataError, KeyError, TypeError) as error:
         raise OutputError(
             f"The output {directory} holds no {MANIFEST_NAME} that can be read, so goldstick did not write it and will "
             "not overwrite it. Choose another -o, or remove it yourself."

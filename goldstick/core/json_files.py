@@ -47,6 +47,23 @@ def parse_json(text: str, what: str) -> Any:
         raise DataError(f"{what} is not JSON that goldstick reads: {str(error)[:200]}") from error
 
 
+def read_text(path: Path, limit: int | None = None) -> str:
+    """The text of a file that lies in a folder.
+
+    Raises:
+        DataError: It cannot be read, has more than ``limit`` bytes, or is no plain file: a pipe under its name would be
+            waited for without an end.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: cannot be read (it is no plain file)")
+        if limit is not None and path.stat().st_size > limit:
+            raise DataError(f"{path} is implausibly large, with more than {limit:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
 def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:
     """Write a file that is there whole or not at all; see :func:`goldstick.core.whole_file.whole_file`.
 

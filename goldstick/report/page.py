@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from goldstick.core.json_files import check_writable, parse_json, write_atomically
+from goldstick.core.json_files import check_writable, parse_json, read_text, write_atomically
 from goldstick.errors import DataError
 from goldstick.report.accuracy_view import evaluation_view
 from goldstick.report.divergence_view import divergence_words
@@ -54,10 +54,7 @@ def write_page(directory: Path | str, *, replace: bool = True) -> Path:
     Raises DataError where there is no report or it is not one, OutputError where the page cannot be written.
     """
     path = Path(directory) / FILE_NAME
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+    text = read_text(path)
     try:
         page = render_report(text)
     except DataError as error:
@@ -78,6 +75,8 @@ def check_page(directory: Path, overwrite: bool) -> None:
 
 def _is_own_page(path: Path) -> bool:
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open("rb") as file:
             return _GENERATOR in file.read(2000)
     except OSError:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.json_files import dump_json, parse_json, read_text, write_atomically
 from goldstick.errors import DataError, UsageError
 from goldstick.report.file_names import FILE_NAME
 
@@ -213,12 +213,7 @@ class Report:
     def read(cls, directory: Path | str) -> Report:
         """Read ``report.json`` from ``directory``; DataError where there is none."""
         path = Path(directory) / FILE_NAME
-        try:
-            if path.stat().st_size > _SIZE_LIMIT:
-                raise DataError(f"{path} is implausibly large for a report")
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read ({error})") from error
+        text = read_text(path, _SIZE_LIMIT)
         try:
             return cls.from_json(text)
         except DataError as error:

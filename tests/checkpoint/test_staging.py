@@ -200,6 +200,14 @@ def test_a_file_is_held_by_one_run_and_what_a_directory_of_its_name_has_begun_st
     assert everything(tmp_path) == before
 
 
+def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "pipe")
+    (tmp_path / "pipe" / MANIFEST_NAME).unlink()
+    os.mkfifo(tmp_path / "pipe" / MANIFEST_NAME)
+    with pytest.raises(OutputError, match="so goldstick did not write it"):
+        check_output(tmp_path / "pipe", overwrite=True)
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

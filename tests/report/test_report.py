@@ -14,6 +14,7 @@ import pytest
 
 from goldstick.errors import DataError, OutputError, UsageError
 from goldstick.report import LayerRecord, Report, SizeSummary
+from goldstick.report.page import check_page, write_page
 from tests.support.report_records import record
 
 LAYERS = (
@@ -128,6 +129,16 @@ def test_a_damaged_report_is_a_data_error_that_names_the_file(tmp_path: Path, ch
 def test_a_missing_report_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         Report.read(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_report_or_its_page_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report.json")
+    for read in (Report.read, write_page):
+        with pytest.raises(DataError, match=r"report.json: cannot be read \(it is no plain file\)"):
+            read(tmp_path)
+    os.mkfifo(tmp_path / "report.html")
+    with pytest.raises(OutputError, match=r"report.html is no plain file"):
+        check_page(tmp_path, overwrite=False)
 
 
 def test_a_write_that_fails_leaves_the_old_report_and_nothing_else(

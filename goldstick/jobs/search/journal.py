@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.json_files import dump_json, parse_json, read_text, write_atomically
 from goldstick.core.notices import OtherSearchWarning
 from goldstick.core.ranks import Ranks
 from goldstick.errors import DataError, OutputError
@@ -98,8 +98,8 @@ def refuse_foreign(path: Path | None) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """What a journal holds; nothing where there is none, or it is damaged: everything is measured again."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"), str(path))
-    except (DataError, OSError, UnicodeDecodeError):
+        found = parse_json(read_text(path), str(path))
+    except DataError:
         return {}
     sound = isinstance(found, dict) and isinstance(found.get("identity"), str) and isinstance(found.get("known"), dict)
     return found if sound else {}
