@@ -126,7 +126,7 @@ class LanguageModel:
         return [row[0] for row in scores]
 
     def continuation_log_likelihood(
-        self, pairs: Sequence[tuple[str, str]], advance: Advance | None = None
+        self, pairs: Sequence[tuple[str, str]], advance: Advance | None = None, places: Sequence[str] = ()
     ) -> list[float]:
         """Return log p(continuation | context) in nats for each (context, continuation).
 
@@ -134,9 +134,9 @@ class LanguageModel:
         are encoded together (as prompts are) and split at the length of the encoded context, an empty context
         becomes the beginning (or end) token, and what does not fit is cut from the left of the context. Equal
         inputs, such as one context with several continuations of a single token, run once. DataError where a
-        continuation alone is longer than the model's context.
+        continuation alone is longer than the model's context; it names the pair's of ``places``, where these are given.
         """
-        scored = self._score_continuations(pairs, advance)
+        scored = self._score_continuations(pairs, advance, places=places)
         return [float(tokens.double().sum()) for tokens in scored]
 
     def continuation_scores(
@@ -150,19 +150,20 @@ class LanguageModel:
         return [(float(tokens[:, 0].double().sum()), bool(tokens[:, 1].all())) for tokens in scored]
 
     def _score_continuations(
-        self, pairs: Sequence[tuple[str, str]], advance: Advance | None, measure: Measure | None = None
-    ) -> list[Tensor]:
+        self, pairs: Sequence[tuple[str, str]], advance: Advance | None, measure: Measure | None = None,
+        places: Sequence[str] = (),
+    ) -> list[Tensor]:  # fmt: skip
         rows: dict[tuple[int, ...], list[list[int]]] = {}
-        places = []
-        for context, continuation in pairs:
+        slots = []
+        for number, (context, continuation) in enumerate(pairs):
             start, target = self._encode_pair(context, continuation)
-            require_room(continuation, len(target), self.context_length)
+            require_room(continuation, len(target), self.context_length, *places[number : number + 1])
             kept = (start + target)[-(self.context_length + 1) :]
             row = rows.setdefault(tuple(kept[:-1]), [])
-            places.append((tuple(kept[:-1]), len(row)))
+            slots.append((tuple(kept[:-1]), len(row)))
             row.append(target[-(len(kept) - 1) :])
         scored = dict(zip(rows, self._score(list(rows.items()), advance, measure), strict=True))
-        return [scored[key][position] for key, position in places]
+        return [scored[key][position] for key, position in slots]
 
     def text_log_likelihood(self, texts: Sequence[str], advance: Advance | None = None) -> list[float]:
         """Return log p(text) in nats for each text, every token of it predicted.

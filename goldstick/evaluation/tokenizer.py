@@ -118,10 +118,10 @@ def find_context_length(model: nn.Module, tokenizer: Any) -> int:
     return limit if isinstance(limit, int) and 1 < limit < 10**9 else DEFAULT_CONTEXT
 
 
-def require_room(continuation: str, tokens: int, context_length: int) -> None:
-    """Raise DataError where a text to be scored as a whole has more tokens than a forward pass may see."""
+def require_room(continuation: str, tokens: int, context_length: int, place: str = "") -> None:
+    """Raise DataError, naming the place, where a text to be scored has more tokens than a forward pass may see."""
     if tokens > context_length:
         raise DataError(
-            f"{shown(continuation)} has {tokens} tokens, and the model's context holds {context_length}, so that only "
-            "its end would be scored; leave out the question that it belongs to"
+            f"{place}{': ' if place else ''}{shown(continuation)} has {tokens} tokens, and the model's context holds "
+            f"{context_length}, so that only its end would be scored; leave out the question that it belongs to"
         )

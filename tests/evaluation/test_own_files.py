@@ -38,7 +38,7 @@ class Parrot(LanguageModel):
         self.likelihoods, self.texts = likelihoods or {}, texts or []
         self.context_length = 512
 
-    def continuation_log_likelihood(self, pairs: Any, advance: Any = None) -> list[float]:
+    def continuation_log_likelihood(self, pairs: Any, advance: Any = None, places: Any = ()) -> list[float]:
         self.pairs = list(pairs)
         return [self.likelihoods.get(continuation.strip(), -99.0) for _, continuation in pairs]
 
@@ -137,9 +137,18 @@ def test_a_choice_that_no_context_holds_is_refused_and_a_long_question_is_cut(
     most = language_model.context_length
     row = {"prompt": "q" * 2 * most, "choices": ["a" * most, "b"], "answer": 1}
     assert run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row)), language_model).n == 1
-    row["choices"] = ["a" * (most + 1), "b"]
-    with pytest.raises(DataError, match=rf"'aaa.*aaa' has {most + 1} tokens, and the model's context holds {most}, so"):
-        run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row)), language_model)
+    long = row | {"choices": ["a" * (most + 1), "b"]}
+    says = rf"c.jsonl, line 2: 'aaa.*aaa' has {most + 1} tokens, and the model's context holds {most}, so"
+    with pytest.raises(DataError, match=says):
+        run(ChoiceFile(path=rows(tmp_path / "c.jsonl", row, long)), language_model)
+
+
+@pytest.mark.parametrize("task", [ChoiceFile, QuestionFile, TextFile])
+def test_a_key_that_a_row_gives_twice_is_named(task: Any, language_model: LanguageModel, tmp_path: Path) -> None:
+    twice = '{"question": "q?", "text": "t", "choices": ["a", "b"], "answer": "a", "answer": "b", "text": "u"}'
+    path = rows(tmp_path / "c.jsonl", {"question": "q?", "text": "t", "choices": ["a", "b"], "answer": "a"}, twice)
+    with pytest.raises(DataError, match=r"c\.jsonl, line 2: the key '(answer|text)' is given twice; leave one of them"):
+        run(task(path=path), language_model)
 
 
 def test_answers_in_words_are_normalised_and_the_best_of_several_counts(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Parrot(LanguageModel):
         self.prompts: list[str] = []
         self.context_length = 512
 
-    def continuation_log_likelihood(self, pairs: Any, advance: Any = None) -> list[float]:
+    def continuation_log_likelihood(self, pairs: Any, advance: Any = None, places: Any = ()) -> list[float]:
         self.pairs = list(pairs)
         return [self.likelihoods.get(continuation, -99.0) for _, continuation in pairs]
 

@@ -83,7 +83,7 @@ def _question(row: OwnRow) -> Question:
     for number, text in enumerate(texts):
         if text in texts[:number]:
             raise DataError(f"{row.place}: choices holds {shown(choices[number])} twice")
-    return Question(context=prompt, choices=tuple(texts), answer=_answer(row, choices))
+    return Question(context=prompt, choices=tuple(texts), answer=_answer(row, choices), place=row.place)
 
 
 def _answer(row: OwnRow, choices: Sequence[str]) -> int:
