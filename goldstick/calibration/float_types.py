@@ -1,4 +1,4 @@
-"""What numbers a layer may have that is to be quantized: quantized layers run in no wider type than float32."""
+"""What numbers a layer may have that is to be quantized: none wider than float32, in which scales are stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refuse_float64(dtypes: Mapping[str, torch.dtype], model: str, remedy: str) -
     double = [name for name, dtype in dtypes.items() if dtype is torch.float64]
     if double:
         more = f" and {len(double) - 1} more" if len(double) > 1 else ""
-        raise SourceError(f"{model} is float64 ({double[0]}{more}), in which no quantized layer runs. {remedy}")
+        raise SourceError(f"{model} is float64 ({double[0]}{more}), which is not quantized. {remedy}")
 
 
 def refuse_unfit(parameters: Mapping[str, Tensor], kind: str) -> None:

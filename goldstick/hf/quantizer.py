@@ -230,7 +230,7 @@ class GoldstickQuantizer(HfQuantizer):
         tensor = unpack_read(parts, scheme, site, storage)
         if _held_beside(site):
             # Stored as codes, or float16 as those of GPTQ and AWQ, and computed with in the model's dtype.
-            tensor = dataclasses.replace(tensor, scale=tensor.scale.to(scale_dtype(site.dtype)))
+            tensor = dataclasses.replace(tensor, scale=tensor.scale.to(site.dtype))
             for suffix in parts:
                 del place._buffers[prefix + suffix]
             delattr(place, site.parameter)
@@ -240,9 +240,7 @@ class GoldstickQuantizer(HfQuantizer):
         else:
             original = place.restored()
             # GPTQ, AWQ and GGUF store float16 scales whatever the model computes in.
-            tensor = dataclasses.replace(
-                tensor, scale=tensor.scale.to(scale_dtype(getattr(original, site.parameter).dtype))
-            )
+            tensor = dataclasses.replace(tensor, scale=tensor.scale.to(getattr(original, site.parameter).dtype))
             _replace(self.network.model, site.module, original)
         edit = Quantize(
             site=site.name,

@@ -86,6 +86,16 @@ def test_from_pretrained_gives_what_load_gives(name: str) -> None:
         model.save_pretrained("nowhere")
 
 
+@pytest.mark.parametrize("name", ["gptqmodel-gptq", "llm-compressor-w8a8"])
+def test_a_model_that_is_loaded_in_float64_computes_in_it(name: str) -> None:
+    goldstick.register()
+    found = logits(AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float64))
+    assert found.dtype is torch.float64
+    assert torch.equal(found, logits(goldstick.load(FOLDER / name, dtype=torch.float64)))
+    single = logits(AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float32))
+    assert (found - single).norm() < (0.05 if "w8a8" in name else 1e-4) * found.norm()
+
+
 @pytest.mark.parametrize("how", ["from_pretrained", "load"])
 def test_the_config_of_a_loaded_model_goes_on_saying_what_its_files_are(how: str, tmp_path: Path) -> None:
     goldstick.register("gptq")
