@@ -16,9 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, trainer_utils
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.utils import hub
 
 import goldstick
 from goldstick import registration
+from goldstick.checkpoint.kv_cache import KV_SIDECAR
+from goldstick.core.notices import LeftOutWarning
 from goldstick.errors import CheckpointError, SourceError, UsageError
 from goldstick.hf import quantizer
 from goldstick.hf.cache import quantized_cache_of
@@ -215,6 +218,41 @@ def test_the_cache_of_a_native_checkpoint_lies_beside_its_weights(
     ):
         found = AutoModelForCausalLM.from_pretrained(where, **options)
         assert quantized_cache_of(found) is not None, where
+
+
+@pytest.mark.parametrize("form", ["native", "compressed-tensors"])
+def test_the_cache_of_a_model_on_the_hub_is_fetched(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goldstick.register()
+    monkeypatch.setattr(finish, "prove", prove_here)
+    stages = [{"rtn": {"scheme": "w8a16"}}, {"kv_cache": {"mode": "dynamic", "dtype": "int4"}}]
+    result = goldstick.apply(FAMILIES["llama_gqa"](), {"stages": stages, "export": {"format": form}})
+    saved = result.save(tmp_path / "saved")
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("1" * 40)
+    shutil.copytree(saved, snapshot, ignore=shutil.ignore_patterns(KV_SIDECAR))
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("1" * 40)
+    asked = []
+
+    def download(repository: str, name: str, *, revision: str, cache_dir: str, **_: Any) -> None:
+        if name == KV_SIDECAR:
+            asked.append((repository, revision, cache_dir))
+            shutil.copy(saved / name, snapshot)
+
+    options: Any = {"cache_dir": tmp_path / "hub", "local_files_only": True}
+    assert quantized_cache_of(AutoModelForCausalLM.from_pretrained("owner/name", **options)) is None, "not there"
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    found = AutoModelForCausalLM.from_pretrained("owner/name", **options)
+    assert asked == [("owner/name", "1" * 40, str(tmp_path / "hub"))]
+    assert quantized_cache_of(found) is not None
+    (snapshot / KV_SIDECAR).unlink()
+    assert quantized_cache_of(AutoModelForCausalLM.from_pretrained(snapshot)) is None, "a directory is not asked for"
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("no token")
+
+    monkeypatch.setattr(quantizer, "cached_file", refused)
+    with pytest.warns(LeftOutWarning, match=r"Whether owner/name has a quantized KV cache could not .* \(no token\)"):
+        AutoModelForCausalLM.from_pretrained("owner/name", **options)
 
 
 def test_a_checkpoint_that_lacks_what_it_declares_does_not_load(tmp_path: Path) -> None:
