@@ -24,7 +24,8 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from goldstick.checkpoint.kv_cache import read_kv
