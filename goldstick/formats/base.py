@@ -155,7 +155,13 @@ class StorageFormat(ABC):
         self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]
     ) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """The same for a layer of a checkpoint that holds these tensors, perhaps written by another tool."""
-        return self.specs(layer, layer.scale_dtype or torch.float32)
+        left_out = self.implied(layer, tensors)
+        specs = self.specs(layer, layer.scale_dtype or torch.float32)
+        return {suffix: spec for suffix, spec in specs.items() if suffix not in left_out}
+
+    def implied(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
+        """Tensors of a layer by suffix that writers may leave out and this one has, as they would be."""
+        return {}
 
     @abstractmethod
     def pack(

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows, unpack_rows
-from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer, StoredTensor
+from goldstick.formats.group_index import consecutive, is_act_order, needs_group_index, runs, scattered
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import patterns_for
@@ -100,6 +100,12 @@ class Gptq(WeightOnly):
         }
         return specs | ({".g_idx": (torch.Size([in_features]), torch.int32)} if self.holds_order else {})
 
+    def implied(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+        """The ``g_idx`` of a layer that some writers leave out, since its groups are consecutive inputs."""
+        if not self.holds_order or part_name(layer.name, ".g_idx") in tensors:
+            return {}
+        return {".g_idx": consecutive(layer.shape[-1], layer.scheme.weight, torch.device("cpu"))}
+
     def pack(
         self,
         tensor: QuantizedTensor,
@@ -124,7 +130,7 @@ class Gptq(WeightOnly):
             ".qzeros": pack_rows((zeros - self._shift).T.contiguous(), grid.bits),
             ".scales": float16_scales(tensor.scale, self.title).T.contiguous(),
         }
-        g_idx = in_place(_consecutive(tensor.in_features, grid, tensor.codes.device), order)
+        g_idx = in_place(consecutive(tensor.in_features, grid, tensor.codes.device), order)
         return parts | ({".g_idx": g_idx} if self.holds_order else {})
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
@@ -140,11 +146,11 @@ class Gptq(WeightOnly):
         grid = scheme.weight
         out_features = parts[".qweight"].shape[-1]
         codes = unpack_rows(parts[".qweight"].T.contiguous(), grid.bits, in_features)
-        g_idx = parts[".g_idx"] if self.holds_order else _consecutive(in_features, grid, codes.device)
-        groups = _runs(g_idx, grid, in_features)
+        g_idx = parts.get(".g_idx", consecutive(in_features, grid, codes.device))
+        groups = runs(g_idx, grid, in_features)
         order = None
         if groups is None:
-            order = _scattered(g_idx, grid)
+            order = scattered(g_idx, grid)
             codes = codes[:, order]
             groups = torch.arange(grid.groups(in_features))
         zeros = (unpack_rows(parts[".qzeros"], grid.bits, out_features) + self._shift) & grid.code_max
@@ -177,9 +183,21 @@ class Gptq(WeightOnly):
         return super().claims(config) and gptq_storage(config) == self.name
 
     def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
-        """What the config says of all layers, or its exception of one."""
+        """What the config says of all layers, or its exception of one.
+
+        Raises:
+            FormatError: The config makes no sense, or, from the function, the layer lacks the ``g_idx`` that it needs.
+        """
         scheme_of = gptq_schemes(config)
-        return lambda codes, site: scheme_of(codes.removesuffix(self.codes_suffix))
+        needed = needs_group_index(config, tensors) if self.holds_order else None
+
+        def of(codes: str, site: str) -> Scheme:
+            module = codes.removesuffix(self.codes_suffix)
+            if needed is not None and f"{module}.g_idx" not in tensors:
+                raise FormatError(f"{module} lacks its g_idx, and {needed}. Fetch the checkpoint again.")
+            return scheme_of(module)
+
+        return of
 
     def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
         """Modules that ``dynamic`` or a list of modules to quantize takes out, and all outside the blocks."""
@@ -206,37 +224,6 @@ class Gptq(WeightOnly):
 
 
 GPTQ, GPTQ_V2 = Gptq(version=1), Gptq(version=2)
-
-
-def is_act_order(g_idx: Tensor, grid: Grid) -> bool:
-    """Whether a ``g_idx`` [in] takes the inputs of a group from here and there, so that a layer is ``act_order``."""
-    return _runs(g_idx, grid, len(g_idx)) is None
-
-
-def _consecutive(in_features: int, grid: Grid, device: torch.device) -> Tensor:
-    """The group of every input where groups are consecutive inputs, int32 [in]."""
-    return torch.arange(in_features, dtype=torch.int32, device=device) // grid.group_width(in_features)
-
-
-def _runs(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor | None:
-    """Which stored group every run of consecutive inputs belongs to, int64 [groups]; ``None`` if there are no runs."""
-    width = min(grid.group_width(in_features), in_features)
-    groups = g_idx[::width].long()
-    consecutive = torch.equal(groups.repeat_interleave(width)[:in_features], g_idx.long())
-    known = int(groups.min()) >= 0 and int(groups.max()) < len(groups)
-    return groups if consecutive and known else None
-
-
-def _scattered(g_idx: Tensor, grid: Grid) -> Tensor:
-    """The inputs in the order of their groups, int64 [in]; within a group as they come."""
-    width = min(grid.group_width(len(g_idx)), len(g_idx))
-    order = g_idx.argsort(stable=True)
-    if not torch.equal(g_idx[order].long(), torch.arange(len(g_idx), device=g_idx.device) // width):
-        raise FormatError(
-            f"its g_idx does not make groups of {width} inputs, numbered from 0, as its config calls for; the "
-            "checkpoint is damaged, or declares another group size than it has."
-        )
-    return order
 
 
 def gptq_storage(config: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from goldstick.core.layout import Layout
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.native import NATIVE
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.checkpoint import open_quantized, ties_of
@@ -158,6 +159,11 @@ def translated(
     names, network = CheckpointNames(model), Network(model)
     found = read_layers(directory, config, names, network, tensors)
     for layer in found.layers:
+        if left_out := found.format.implied(layer, tensors):
+            raise FormatError(
+                f"{part_name(layer.name, next(iter(left_out)))} was left out by the writer of {directory}, and "
+                f"from_pretrained needs it. Load the checkpoint with goldstick.load({str(directory)!r})."
+            )
         if layer.kind == "experts" and not is_stacked_as_stored(found.format, layer):
             raise FormatError(
                 f"{layer.name} holds experts in {layer.scheme.label}, which transformers cannot gather as "

@@ -8,6 +8,7 @@ And some formats alone know the shapes of their tensors.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -40,19 +41,34 @@ def with_native_tensors(stored: StoredLayers, network: Network) -> dict[str, Ten
     fused = [layer for layer in stored.layers if network.by_name[layer.site].layout.fused]
     experts = [layer for layer in fused if not is_stacked_as_stored(stored.format, layer)]
     layers = stored.layers if stored.format.read_as_native else experts
-    if not layers:
+    implied = _implied(stored, {layer.name for layer in layers})
+    if not layers and not implied:
         return None
     if reordered := [layer.name for layer in experts if layer.act_order]:
         raise FormatError(
             f"{reordered[0]} of {stored.directory} is of an expert whose groups take their inputs from all over "
             "the row (act-order), and goldstick runs none such. Quantize the checkpoint again: as a source it is read."
         )
-    tensors = dict(stored.tensors)
+    tensors = {**stored.tensors, **implied}
     for layer in layers:
         for suffix in stored.parts(layer):
             del tensors[part_name(layer.name, suffix)]
         tensors |= _native(stored, layer)
     return tensors
+
+
+def _implied(stored: StoredLayers, native: Collection[str]) -> dict[str, TensorInfo]:
+    """Tensors that the writer of a checkpoint left out, of layers that transformers is handed as they are stored."""
+    found: dict[str, TensorInfo] = {}
+    for layer in stored.layers:
+        for suffix, tensor in stored.format.implied(layer, stored.tensors).items() if layer.name not in native else ():
+            name, beside = part_name(layer.name, suffix), stored.parts(layer).values()
+            found[name] = DerivedTensor.of(name, (tensor.shape, tensor.dtype), beside, partial(_itself, tensor))
+    return found
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def is_stacked_as_stored(storage: StorageFormat, layer: StoredLayer) -> bool:

@@ -15,7 +15,8 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage, is_act_order
+from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage
+from goldstick.formats.group_index import is_act_order
 from tests.support.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
 
 V1, V2 = FORMATS["gptq"], FORMATS["gptq-v2"]
