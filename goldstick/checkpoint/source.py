@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from goldstick.checkpoint.file_state import FileState
-from goldstick.checkpoint.gguf.shards import gguf_file_in
+from goldstick.checkpoint.gguf.shards import gguf_file_in, shards_of
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.checkpoint.missing_weights import no_weights
 from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.checkpoint.strict_json import parse_object, size_limit
+from goldstick.core.temporary_folder import is_in_use
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.config_beside import BESIDE, OVERLOOKED
@@ -137,6 +138,8 @@ def open_tensors(directory: Path, files: Sequence[str] = ()) -> dict[str, Tensor
         raise SourceError(f"{error} Fetch the file again.") from error
     file = gguf_file_in(directory)
     if file is not None:
+        for shard in () if is_in_use(directory.parent) else shards_of(file):  # goldstick's own links are made there
+            refuse_links_out(shard)
         return gguf_tensors(file, _dtype_of_vectors(directory))
     raise SourceError(no_weights(directory, SINGLE_NAME, INDEX_NAME, PICKLES))
 

@@ -54,6 +54,20 @@ def temporary_folder(purpose: str, holds: Collection[str], place: Path | None = 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a folder is a temporary one of a process of goldstick that runs, which a copy of one is not."""
+    try:
+        descriptor = os.open(folder / MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def _remove_abandoned(place: Path, prefix: str) -> None:
     for path in place.glob(f"{prefix}*"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # of a stranger, or gone meanwhile: left as it is

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from goldstick.core.temporary_folder import MARKER, temporary_folder
+from goldstick.core.temporary_folder import MARKER, is_in_use, temporary_folder
 from goldstick.errors import OutputError
 
 HOLDS = ("request.json", "inner/config.json")
@@ -81,6 +81,8 @@ def test_a_folder_in_use_stays() -> None:
         (folder / "request.json").write_text("x")
         clear()  # another lock of another open file, as another process would ask for
         assert (folder / "request.json").read_text() == "x"
+        assert is_in_use(folder)
+    assert not is_in_use(folder) and not is_in_use(left_by_a_killed_process())
 
 
 def test_a_folder_with_something_else_inside_stays() -> None:

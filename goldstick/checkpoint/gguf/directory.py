@@ -15,7 +15,7 @@ from goldstick.checkpoint.gguf.metadata import config_of_file
 from goldstick.checkpoint.gguf.shards import gguf_file_in, read_model, shard_name, shards_of
 from goldstick.checkpoint.gguf.tokenizer_files import TOKENIZER_FILES, tokenizer_files
 from goldstick.checkpoint.sidecars import sidecars_of
-from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json
+from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json, refuse_links_out
 from goldstick.core.temporary_folder import temporary_folder
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF, GGUF_NAME
@@ -30,14 +30,17 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
 
     Raises:
         FormatError: The file is damaged, or holds a model that goldstick does not read.
-        SourceError: There are several GGUF files, and they are not those of one model.
+        SourceError: There are several GGUF files, and they are not those of one model; or one is a link out of its
+            directory, and was not named itself.
     """
     file = _lone_file(path)
     if file is None:
         yield path
         return
-    header = read_model(file)
     shards = shards_of(file)
+    for shard in shards if path.is_dir() else ():  # a link that is named itself is meant
+        refuse_links_out(shard)
+    header = read_model(file)
     linked = [shard_name(Path(GGUF_NAME).stem, number, len(shards)) for number in range(len(shards))]
     name = Path(os.path.abspath(path if path.is_dir() else path.with_suffix(""))).name or "model"
     sidecars = sidecars_of(path) if path.is_dir() else {}

@@ -16,7 +16,7 @@ import goldstick
 from goldstick import api
 from goldstick.checkpoint.gguf.shards import gguf_file_in, read_model, shard_name, shards_of
 from goldstick.checkpoint.source import open_tensors
-from goldstick.errors import FormatError, GoldstickError, RecipeError
+from goldstick.errors import FormatError, GoldstickError, RecipeError, SourceError
 from goldstick.hf.source import open_source
 from goldstick.jobs.save import finish
 from goldstick.jobs.verify.verify import verify_checkpoint
@@ -98,13 +98,29 @@ def test_files_of_another_tool_are_a_model_by_any_of_them_or_by_their_folder(
 
 def test_links_of_a_cache_are_followed(made: dict[str, Path], tmp_path: Path) -> None:
     files = shards_of(gguf_file_in(made["parts"]) or Path())
+    snapshot = tmp_path / "snapshots" / "abc"
     (tmp_path / "blobs").mkdir()
-    (tmp_path / "snapshot").mkdir()
+    snapshot.mkdir(parents=True)
     for number, file in enumerate(files):
         shutil.copy(file, tmp_path / "blobs" / f"{number:064x}")
-        (tmp_path / "snapshot" / file.name).symlink_to(tmp_path / "blobs" / f"{number:064x}")
-    assert read_model(tmp_path / "snapshot" / files[0].name).tensors.keys() == read_model(files[0]).tensors.keys()
-    assert torch.equal(logits_of(tmp_path / "snapshot"), logits_of(made["whole"]))
+        (snapshot / file.name).symlink_to(tmp_path / "blobs" / f"{number:064x}")
+    assert read_model(snapshot / files[0].name).tensors.keys() == read_model(files[0]).tensors.keys()
+    assert torch.equal(logits_of(snapshot), logits_of(made["whole"]))
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_other_links_out_of_a_directory_are_refused(config: bool, made: dict[str, Path], tmp_path: Path) -> None:
+    """Of a directory that goldstick wrote, and of one that holds another tool's file alone."""
+    folder = tmp_path / "linked"
+    shutil.copytree(made["parts"], folder, ignore=None if config else shutil.ignore_patterns("config.json"))
+    file = shards_of(gguf_file_in(folder) or Path())[1]
+    file.rename(tmp_path / "elsewhere.gguf")
+    file.symlink_to(tmp_path / "elsewhere.gguf")
+    with pytest.raises(SourceError, match=rf"{file.name} is a link out of its directory, to .*elsewhere\.gguf"):
+        logits_of(folder)
+    whole = tmp_path / "named.gguf"
+    whole.symlink_to(made["whole"] / "model.gguf")
+    assert torch.equal(logits_of(whole), logits_of(made["whole"])), "a link that is named itself is meant"
 
 
 def missing(folder: Path, files: list[Path]) -> None:
