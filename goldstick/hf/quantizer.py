@@ -24,8 +24,7 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils import logging
-from transformers.utils.hub import cached_file
+from transformers.utils import hub, logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from goldstick.checkpoint.kv_cache import read_kv
@@ -40,6 +39,7 @@ from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.formats.native import NATIVE
 from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
+from goldstick.hf.dequantizing import Dequantizes
 from goldstick.hf.fetched import fetch_cache_scales
 from goldstick.hf.names import CheckpointNames
 from goldstick.hf.other_class import is_of_another_class, table_for
@@ -99,7 +99,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         return self.to_dict().get(key, default)
 
 
-class GoldstickQuantizer(HfQuantizer):
+class GoldstickQuantizer(Dequantizes, HfQuantizer):
     """Puts places for packed tensors into the empty model, and modules that run on them afterwards."""
 
     requires_calibration = True
@@ -116,7 +116,7 @@ class GoldstickQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         if checkpoint_files:
             self.directory = Path(checkpoint_files[0]).parent
-            fetch_cache_scales(self.directory, model, cached_file)
+            fetch_cache_scales(self.directory, model, hub.cached_file)
         cut_as_told(model)
         self.network, self.names = Network(model), CheckpointNames(model)
         storage = self.quantization_config.storage

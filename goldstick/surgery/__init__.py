@@ -1,9 +1,10 @@
 """The surgeon: the only code that changes a model; it decides nothing.
 
-``edits`` rewrites a model, ``forwards`` lets it do the same faster.
+``edits`` rewrites a model, ``forwards`` lets it do the same faster, ``dequantize`` gives it float layers again.
 """
 
 from goldstick.nn.replacing import replace
+from goldstick.surgery.dequantize import dequantize
 from goldstick.surgery.edits import (
     apply,
     forget_ties,
@@ -20,6 +21,7 @@ from goldstick.surgery.forwards import Forward, fuse_linears, hand_over, run_thr
 __all__ = [
     "Forward",
     "apply",
+    "dequantize",
     "forget_ties",
     "fuse_linears",
     "hand_over",

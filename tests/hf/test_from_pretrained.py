@@ -250,7 +250,7 @@ def test_the_cache_of_a_model_on_the_hub_is_fetched(form: str, tmp_path: Path, m
     def refused(*_: Any, **__: Any) -> None:
         raise OSError("no token")
 
-    monkeypatch.setattr(quantizer, "cached_file", refused)
+    monkeypatch.setattr(hub, "cached_file", refused)
     with pytest.warns(LeftOutWarning, match=r"Whether owner/name has a quantized KV cache could not .* \(no token\)"):
         AutoModelForCausalLM.from_pretrained("owner/name", **options)
 
