@@ -34,7 +34,7 @@ class ChannelGate(TrainableWrapper):
     def __init__(self, layer: nn.Module, units: Sequence[int], count: int, *, reads: bool) -> None:
         super().__init__(layer)
         device = next(layer.parameters()).device
-        self.beta = nn.Parameter(torch.full((count,), 0.5, device=device))
+        self.beta = nn.Parameter(torch.full((count,), 0.5, dtype=torch.float32, device=device))
         self.register_buffer("units", torch.tensor(list(units), device=device), persistent=False)
         for name in ("squares", "counts"):  # of each unit's real numbers; of those of no unit, last
             self.register_buffer(name, torch.zeros(count + 1, dtype=torch.float64, device=device))

@@ -43,7 +43,7 @@ def _multiply(layer: nn.Linear, input: Tensor) -> Tensor:
     if weight.dtype not in _HALVES or weight.device.type != "cpu" or input.dtype != weight.dtype:
         return linear(input, weight, bias)
     wide = input.float()
-    product = torch.empty(*input.shape[:-1], len(weight))
+    product = wide.new_empty(*input.shape[:-1], len(weight))
     for part in row_chunks(weight):  # a wide copy of the whole weight would be twice its size
         product[..., part] = linear(wide, weight[part].float(), None if bias is None else bias[part].float())
     return product.to(input.dtype)

@@ -164,7 +164,10 @@ def _from_sidecar(path: Path) -> KVSettings:
                 f"{KV_VERSION}; install a newer goldstick."
             )
         scales = {
-            int(layer): KVScales(keys=torch.tensor(entry["keys"]), values=torch.tensor(entry["values"]))
+            int(layer): KVScales(
+                keys=torch.tensor(entry["keys"], dtype=torch.float32),
+                values=torch.tensor(entry["values"], dtype=torch.float32),
+            )
             for layer, entry in value["layers"].items()
         }
         return KVSettings(scheme=KVScheme(**value["scheme"]), scales=scales)

@@ -141,8 +141,8 @@ E8M0 = "e8m0"
 
 @lru_cache
 def _table(element: Element, device: torch.device) -> Tensor:
-    values = torch.full((1 << element.bits - element.signed,), torch.nan)
-    values[: len(element.values)] = torch.tensor(element.values)
+    values = torch.full((1 << element.bits - element.signed,), torch.nan, dtype=torch.float32)
+    values[: len(element.values)] = torch.tensor(element.values, dtype=torch.float32)
     if element.dtype is torch.float8_e5m2:
         values[124] = torch.inf
     return (torch.cat([values, -values]) if element.signed else values).to(device)
@@ -172,5 +172,5 @@ def _edges(element: Element, device: torch.device) -> Tensor:
     # ``bucketize`` gives the lower side of an edge to what equals it; a tie belongs to the even code.
     up = torch.arange(len(edges)) % 2 == 1
     exact = edges.double() == middles
-    down = torch.nextafter(edges, torch.tensor(-torch.inf))
+    down = torch.nextafter(edges, torch.full_like(edges, -torch.inf))
     return torch.where((up & exact) | (edges.double() > middles), down, edges).to(device)

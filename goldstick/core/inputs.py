@@ -249,7 +249,7 @@ class InputObserver(InputExtent):
                 first += len(rows)
             if self.tokens:
                 found = [rows for each in self._ranks.gather(found) for rows in each]
-        return torch.cat(found) if found else torch.zeros(0, self.in_features)
+        return torch.cat(found) if found else torch.zeros(0, self.in_features, dtype=torch.float32)
 
     def release(self) -> None:
         """Let go of the batches; what was summed and kept remains."""

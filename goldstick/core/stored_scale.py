@@ -79,7 +79,7 @@ def _power_of_two(largest: Tensor, reach: float, precision: int) -> Tensor:
     """2^e with e = ⌊log₂ R(largest)⌋ − ⌊log₂ reach⌋, where R rounds to ``precision`` bits after the first; float32."""
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [½, 1)
     up = 2 * mantissa >= 2 - 2.0 ** -(precision + 1)
-    offset = torch.frexp(torch.tensor(reach)).exponent.to(exponent.device)
+    offset = torch.frexp(largest.new_tensor(reach)).exponent.to(exponent.device)
     power = (exponent + up - offset).clamp(-_BIAS, _BIAS)
     power = torch.where(largest == 0, -_BIAS, power)
     return torch.ldexp(torch.ones_like(largest), power)
@@ -99,7 +99,9 @@ def scales_of_exponents(codes: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if bool((codes == 255).any()):
         raise QuantizationError("its scales hold the e8m0 code 255, which stands for no number. Quantize it again.")
-    scale = torch.ldexp(torch.ones(codes.shape, device=codes.device), codes.int() - _BIAS).to(dtype)
+    scale = torch.ldexp(torch.ones(codes.shape, dtype=torch.float32, device=codes.device), codes.int() - _BIAS).to(
+        dtype
+    )
     if not all_finite(scale):
         raise QuantizationError(f"its scales reach 2^{int(codes.max()) - _BIAS}, too much for {dtype}; use float32.")
     return scale

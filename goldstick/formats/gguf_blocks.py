@@ -251,7 +251,7 @@ def _unpack_fp4(blocks: Tensor) -> QuantizedTensor:
         scale=unpack_scale(stored.view(torch.float8_e4m3fn), NVFP4.grid).reshape(*lead, -1),
         zero=None,
         grid=NVFP4.grid,
-        global_scale=torch.ones(*(1 for _ in lead), 1),
+        global_scale=torch.ones(*(1 for _ in lead), 1, dtype=torch.float32),
     )
 
 

@@ -198,12 +198,15 @@ class _Nodes:
         largest = self.add("ReduceMax", [self.add("Abs", [x]), over], keepdims=1)
         assert self.layer.scheme.activation is not None
         end = 2.0 ** (self.layer.scheme.activation.bits - 1)
-        step = self.add("Div", [largest, self.hold("levels", torch.tensor(end - 0.5))])
-        none = self.add("Equal", [step, self.hold("nothing", torch.tensor(0.0))])
-        least = self.hold("least", torch.tensor(torch.finfo(torch.float32).eps))
+        step = self.add("Div", [largest, self._number("levels", end - 0.5)])
+        none = self.add("Equal", [step, self._number("nothing", 0.0)])
+        least = self._number("least", torch.finfo(torch.float32).eps)
         step = self.add("Where", [none, least, step])
-        ends = self.hold("low", torch.tensor(-end)), self.hold("high", torch.tensor(end - 1))
+        ends = self._number("low", -end), self._number("high", end - 1)
         return self.add("Round", [self.add("Clip", [self.add("Div", [x, step]), *ends])]), step
+
+    def _number(self, name: str, value: float) -> str:
+        return self.hold(name, torch.tensor(value, dtype=torch.float32))
 
     def _rounded(self, x: str, axes: list[int]) -> str:
         """An input rounded to its codes and back."""

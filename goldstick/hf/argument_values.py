@@ -219,7 +219,7 @@ ALTERNATIVES = {"pixel_values_videos", "attention_mask", "input_features_mask", 
 def noise(model: nn.Module, *shape: int) -> Tensor:
     """Normal noise in the dtype of a model's weights."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.randn(shape, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 def setting(model: nn.Module, *names: str) -> Any:

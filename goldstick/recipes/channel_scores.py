@@ -39,8 +39,10 @@ def magnitude(network: Network, group: Prunable) -> Tensor:
     if group.norm is not None:
         units = next(member.units for member in group.members if member.module == group.norm)
         gain = network.model.get_submodule(group.norm)._parameters.get("weight")
-        values = torch.ones(len(units)) if gain is None else gain.detach().abs().cpu()
-        return _by_unit(values, units, group.units) / _by_unit(torch.ones(len(units)), units, group.units)
+        values = torch.ones(len(units), dtype=torch.float32) if gain is None else gain.detach().abs().cpu()
+        return _by_unit(values, units, group.units) / _by_unit(
+            torch.ones(len(units), dtype=torch.float32), units, group.units
+        )
     squares = torch.zeros(group.units, dtype=torch.float64)
     for member in group.members:
         if member.side == "input":

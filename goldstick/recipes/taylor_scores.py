@@ -29,7 +29,10 @@ def taylor_scores(model: nn.Module, groups: Sequence[Prunable], task: TrainingTa
         Name of a group → float64 [units].
     """
     device = next(model.parameters()).device
-    masks = {group.name: torch.ones(group.units + 1, device=device, requires_grad=True) for group in groups}
+    masks = {
+        group.name: torch.ones(group.units + 1, dtype=torch.float32, device=device, requires_grad=True)
+        for group in groups
+    }
     sums = {group.name: torch.zeros(group.units, dtype=torch.float64) for group in groups}
     batches = 0
     with evaluating(model), _without_gradients(model), ExitStack() as stack:

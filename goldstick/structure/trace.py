@@ -139,7 +139,7 @@ def materialise(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return tensor
     shape = tensor.shape
     if tensor.is_floating_point():
-        return torch.randn(shape, generator=generator).to(tensor.dtype)
+        return torch.randn(shape, dtype=torch.float32, generator=generator).to(tensor.dtype)
     if tensor.is_complex():
         return torch.randn(shape, generator=generator, dtype=tensor.dtype)
     if tensor.dtype == torch.bool:

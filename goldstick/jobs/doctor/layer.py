@@ -159,7 +159,7 @@ def count_codes(tensor: QuantizedTensor) -> Counts:
                 _count(found, part.float(), scale[rows, group], zero[rows, group], empty[rows, group], sides)
             else:
                 ends = (-element.largest if element.signed else element.values[0], element.values[-1])
-                zeros = torch.zeros(len(part))
+                zeros = torch.zeros(len(part), dtype=torch.float32)
                 _count(found, element.numbers(part), scale[rows, group], zeros, empty[rows, group], ends)
     return found
 
@@ -174,8 +174,8 @@ def _given_to_zeros(tensor: QuantizedTensor) -> Tensor:
         return tensor.flattened().steps() == 0
     if tensor.grid.float_element is None:
         return scale == 1
-    divisor = None if tensor.global_scale is None else torch.ones(1)
-    return scale == stored_scale(torch.zeros(1), tensor.grid, scale.dtype, divisor)
+    divisor = None if tensor.global_scale is None else torch.ones(1, dtype=torch.float32)
+    return scale == stored_scale(torch.zeros(1, dtype=torch.float32), tensor.grid, scale.dtype, divisor)
 
 
 def _zeros(tensor: QuantizedTensor) -> Tensor:

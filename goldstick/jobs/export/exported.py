@@ -83,7 +83,7 @@ def _same(
     other: tuple[QuantizedTensor, tuple[Tensor | None, ...]],
     layer: StoredLayer,
 ) -> bool:
-    middle = torch.tensor(float(layer.scheme.weight.midpoint))
+    middle = torch.tensor(layer.scheme.weight.midpoint, dtype=torch.float32)
     (a, inputs_a), (b, inputs_b) = one, other
     # An asymmetric layer whose zeros are all the midpoint is what a symmetric one is.
     zeros = [middle.expand(t.scale.shape) if t.zero is None else t.zero.float() for t in (a, b)]

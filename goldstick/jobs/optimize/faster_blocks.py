@@ -52,7 +52,12 @@ def norms(model: nn.Module) -> Iterator[tuple[str, Forward | str]]:
             yield path, "it is no root-mean-square norm in floats of 16 or 32 bits on the CPU"
             continue
         new = NormForward(module, float(epsilon))
-        x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype) * 3
+        x = (
+            torch.randn(3, len(weight), dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(
+                weight.dtype
+            )
+            * 3
+        )
         same = close(_tried(module, x), new(x), TOLERANCE[weight.dtype == torch.float32])
         yield path, new if same else "it computes something else than a root-mean-square norm"
 
@@ -78,7 +83,9 @@ def feed_forwards(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> It
             yield path, "its activation is not SiLU"
             continue
         new = GatedForward(module, gate, layers[0])
-        x = torch.randn(2, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight_scale)
+        x = torch.randn(2, 3, gate.in_features, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(
+            gate.weight_scale
+        )
         same = in_cpp(x) and close(_tried(module, x), new(x), TOLERANCE[in_float32(gate, layers[0])])
         yield path, new if same else "it is no down(silu(gate(x)) · up(x))"
 

@@ -111,7 +111,7 @@ def _outputs(parts: Sequence[QuantizedLinear]) -> list[Tensor]:
     """What layers give on one token and on several."""
     generator = torch.Generator().manual_seed(0)
     first = parts[0]
-    given = [torch.randn(tokens, first.in_features, generator=generator) for tokens in (1, 5)]
+    given = [torch.randn(tokens, first.in_features, dtype=torch.float32, generator=generator) for tokens in (1, 5)]
     return [part(x) for x in (x.to(first.weight_scale) for x in given) for part in parts]
 
 

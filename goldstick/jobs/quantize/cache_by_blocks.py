@@ -14,7 +14,7 @@ from goldstick.core.kv_cache import KVRanges, KVScales, KVSettings
 from goldstick.core.ranks import Ranks
 from goldstick.hf.cache import cached_decoder, new_cache, quantized_layers, use_quantized_cache
 
-_ONE = KVScales(keys=torch.ones(1, 1), values=torch.ones(1, 1))
+_ONE = KVScales(keys=torch.ones(1, 1, dtype=torch.float32), values=torch.ones(1, 1, dtype=torch.float32))
 
 
 class BlockwiseCache:

@@ -48,7 +48,7 @@ class FloatCodesCpuBackend(CpuBackend):
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec, global_scale)
         inputs = quantized_input(x, spec.activation, input_scale, input_zero).detach().reshape(tokens, spec.in_features)
-        y = torch.empty(tokens, spec.out_features)
+        y = torch.empty(tokens, spec.out_features, dtype=torch.float32)
         cpu._C.multiply_float_codes(
             packed.detach().contiguous(),
             _steps(scale, global_scale),

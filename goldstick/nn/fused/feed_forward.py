@@ -67,6 +67,6 @@ class GatedForward:
 
 def plain_gate(act: nn.Module) -> bool:
     """Whether an activation is SiLU, told by what it gives."""
-    x = torch.linspace(-20, 20, 401)
+    x = torch.linspace(-20, 20, 401, dtype=torch.float32)
     with torch.no_grad():
         return torch.allclose(act(x), F.silu(x), rtol=1e-6, atol=1e-7)

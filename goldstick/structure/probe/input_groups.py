@@ -234,7 +234,7 @@ def _try_folds(trial: Trial, group: _Group, calls: Sequence[Call]) -> tuple[list
 def _random_scale(trial: Trial, sites: Sequence[Site]) -> tuple[Tensor, float]:
     """A scale for what sites read, and how far the output moves when their columns alone are multiplied by it."""
     channels = input_channels(trial.module(sites[0].module), sites[0])
-    scale = torch.exp2(torch.rand(channels, generator=trial.generator) * 2 - 1)
+    scale = torch.exp2(torch.rand(channels, dtype=torch.float32, generator=trial.generator) * 2 - 1)
     return scale, trial.error(sites, scale, None)
 
 

@@ -120,9 +120,9 @@ def fill_meta(block: nn.Module, generator: torch.Generator) -> None:
         if not tensor.is_floating_point():
             return materialise(tensor, generator)
         if tensor.ndim < 2:
-            return torch.exp2(torch.rand(tensor.shape, generator=generator) * 2 - 1)
+            return torch.exp2(torch.rand(tensor.shape, dtype=torch.float32, generator=generator) * 2 - 1)
         columns = tensor.shape[-1] if tensor.ndim <= 3 else tensor[0].numel()  # 3-D: one matrix per expert
-        return torch.randn(tensor.shape, generator=generator).mul_((1.5 / columns) ** 0.5)
+        return torch.randn(tensor.shape, dtype=torch.float32, generator=generator).mul_((1.5 / columns) ** 0.5)
 
     for module in block.modules():
         for store in (module._parameters, module._buffers):
