@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _is_tracing, _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -32,7 +38,8 @@ def runs_at_once(x: Tensor) -> bool:
     """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it.
 
     Raises:
-        KernelError: It is differentiated in forward mode, for which operators have no rule: torch would take 0.
+        KernelError: It is differentiated in forward mode, for which operators have no rule: torch would take 0; or by
+            torch.func, whose transforms take no operator that was given its rule by torch.library.
     """
     if forward_ad._current_level >= 0 and _has_tangent(x):
         raise KernelError(
@@ -40,7 +47,23 @@ def runs_at_once(x: Tensor) -> bool:
             "by torch.autograd.grad or torch.autograd.functional.jacobian."
         )
     # Not one of those that export and the compiler's later stages pass through.
-    return type(x) is Tensor and x.is_cpu and not x.requires_grad and nothing_intercepts()
+    if type(x) is Tensor and x.is_cpu and not x.requires_grad and nothing_intercepts():
+        return True
+    if not is_dynamo_compiling() and _differentiated_by_func(x):
+        raise KernelError(
+            "Packed weights have no derivatives by torch.func (grad, vjp, jacrev, hessian): take them by "
+            "torch.autograd.grad or torch.autograd.functional.jacobian."
+        )
+    return False
+
+
+def _differentiated_by_func(x: Tensor) -> bool:
+    """Whether one of torch.func's transforms of gradients is under way, and ``x`` belongs to it."""
+    if not any(one.key() == TransformType.Grad for one in get_interpreter_stack() or ()):
+        return False
+    while not x.requires_grad and is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x.requires_grad
 
 
 def _has_tangent(x: Tensor) -> bool:

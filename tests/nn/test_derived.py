@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import jacfwd, jvp
+from torch.func import grad, jacfwd, jacrev, jvp
 from torch.fx import symbolic_trace
 from transformers.pytorch_utils import Conv1D
 
@@ -206,6 +206,18 @@ def test_derivatives_in_forward_mode_are_refused(layer: nn.Module, x: Callable[[
             derivative(model)(at)
     rule = torch.autograd.functional.jacobian(model, at)
     assert bool(rule.count_nonzero())
+
+
+@pytest.mark.parametrize(("layer", "x"), [(nn.Linear(32, 24), rows(2, 32)), (nn.Conv2d(4, 8, 3), images)])
+def test_derivatives_by_torch_func_are_refused_with_a_way_that_works(layer: nn.Module, x: Callable[[], Tensor]) -> None:
+    model, at = goldstick.apply(nn.Sequential(layer), "rtn-w8a16").model, x()
+    loss = lambda at: model(at).sum()  # noqa: E731
+    of_samples = torch.func.vmap(lambda one: model(one[None]).sum())
+    for by_func in (grad(loss), jacrev(loss), torch.func.hessian(loss), grad(lambda at: of_samples(at).sum())):
+        with pytest.raises(KernelError, match="no derivatives by torch"):
+            by_func(at)
+    assert grad(lambda factor: loss(at) * factor)(torch.ones(())) == loss(at), "of what no layer is given"
+    assert bool(torch.autograd.functional.jacobian(loss, at).count_nonzero())
 
 
 def test_hooks_stay_and_whoever_set_one_can_take_it_off() -> None:
