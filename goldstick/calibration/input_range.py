@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from goldstick.calibration.unreached import NOT_CALLED
 from goldstick.core.counts import counted
 from goldstick.core.edits import Quantize
 from goldstick.core.input_range import input_range
@@ -39,7 +40,8 @@ def with_input_range(edit: Quantize, observer: Any) -> Quantize:
     if not _saw(observer):
         raise QuantizationError(
             f"{edit.site} becomes {edit.scheme.label}, which needs the range of its inputs, and no calibration input "
-            "reached it. Use more or other data, give it a dynamic scheme in 'overrides', or exclude it."
+            f"reached it. Use more or other data ({NOT_CALLED}), give it a dynamic scheme in 'overrides', or "
+            "exclude it."
         )
     try:
         scale, zero = input_range(*_ends(observer), grid)

@@ -10,6 +10,9 @@ from goldstick.errors import StructureError
 #: The note of such a site.
 NOTE = "unreached"
 
+#: What may be behind it, beside the data.
+NOT_CALLED = "no data reach a layer that is not called itself, where another module multiplies by its weight"
+
 _SAID = "no calibration batch reached it, so it is rounded without data"
 _NAMED = 20
 
@@ -31,7 +34,9 @@ def refuse_nothing_reached(notes: Mapping[str, Notes]) -> None:
         StructureError: No batch reached any of them.
     """
     if notes and all(NOTE in found for found in notes.values()):
-        raise StructureError(f"No calibration batch reached {next(iter(notes))}; exclude it, or use other data.")
+        raise StructureError(
+            f"No calibration batch reached {next(iter(notes))}; exclude it, or use other data ({NOT_CALLED})."
+        )
 
 
 def unreached_warnings(notes: Mapping[str, Notes]) -> Sequence[str]:
@@ -47,5 +52,5 @@ def unreached_warnings(notes: Mapping[str, Notes]) -> Sequence[str]:
     more = f" and {len(names) - _NAMED} more (each has a note {NOTE!r})" if len(names) > _NAMED else ""
     return [
         f"No calibration batch reached {many}, rounded without data: {', '.join(names[:_NAMED])}{more}. Use data that "
-        "reach them, such as images for the parts that see, or exclude them to leave them in float"
+        f"reach them, such as images for the parts that see ({NOT_CALLED}), or exclude them to leave them in float"
     ]

@@ -185,7 +185,8 @@ class Network:
         parameter = getattr(module, site.parameter, None)
         if not isinstance(parameter, nn.Parameter):  # a quantized layer gives its dequantized numbers as a tensor
             raise StructureError(
-                f"{site.name} no longer holds a float parameter {site.parameter!r}: it was quantized already."
+                f"{site.name} no longer holds a float parameter {site.parameter!r}: it was quantized already, or a "
+                "forward has put a tensor in its place (torch.func.functional_call does); exclude it then."
             )
         return parameter
 

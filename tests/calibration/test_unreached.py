@@ -21,6 +21,7 @@ from transformers import (
 
 import goldstick
 from goldstick.calibration.unreached import unreached_warnings
+from goldstick.errors import QuantizationError, StructureError
 from goldstick.report import LayerRecord
 from tests.support.tiny_multimodal import TEXT, VISION
 
@@ -127,3 +128,44 @@ def test_many_names_are_cut_short() -> None:
     assert "reached 90 layers" in said
     assert "experts.19 and 70 more" in said
     assert list(unreached_warnings({"one": {"tokens": 3}})) == []
+
+
+class Reader(nn.Module):
+    """Multiplies by the weight of a layer that it does not call, as timm's BEiT does for a bias in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 32, bias=False), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(nn.functional.linear(x, self.qkv.weight, torch.ones(32)))
+        return found
+
+
+def test_of_a_layer_that_another_module_multiplies_by_it_is_said_that_no_data_help() -> None:
+    data = [torch.randn(32, 32)]
+    (said,) = goldstick.apply(Reader(), "gptq-w4a16-g32", data=data).report.warnings
+    assert "reached 1 layer, rounded without data: qkv" in said
+    assert "another module multiplies by its weight" in said
+    with pytest.raises(QuantizationError, match="another module multiplies by its weight"):
+        goldstick.apply(Reader(), "rtn-w8a8-static", data=data)
+
+
+class Borrowed(nn.Module):
+    """Calls a layer with another weight in the place of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.out = nn.Linear(32, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.func.functional_call(self.a, {"weight": self.a.weight * 2}, (x,)))
+        return found
+
+
+def test_a_layer_that_is_called_with_another_weight_is_named_and_can_be_excluded() -> None:
+    data = [torch.randn(32, 32)]
+    with pytest.raises(StructureError, match=r"a no longer .*put a tensor in its place .*functional_call.*exclude it"):
+        goldstick.apply(Borrowed(), "gptq-w4a16-g32", data=data)
+    recipe = {"stages": [{"gptq": {"scheme": "w4a16-g32", "targets": {"exclude": ["a"]}}}]}
+    assert goldstick.apply(Borrowed(), recipe, data=data).model(data[0]).shape == (32, 8)

@@ -102,9 +102,16 @@ class _Forward:
         if unknown:
             raise DataError(
                 f"{where} names {', '.join(map(repr, unknown[:5]))}, and the forward of {self._model} takes "
-                f"{', '.join(sorted(self._names)) or 'nothing'}."
+                f"{', '.join(sorted(self._names)) or 'nothing'}.{self._in_one()}"
             )
         return dict(item)
+
+    def _in_one(self) -> str:
+        """How to give a mapping to a forward that takes one as its only argument."""
+        if self._required != 1 or not self._positional:
+            return ""
+        name = self._named[0]
+        return f" If {name} is to be such a mapping itself, give {{{name!r}: …}} with it inside."
 
     def _of_tensors(self, values: Sequence[Any], where: str) -> dict[str, Any]:
         passed = max(self._required, 1)

@@ -197,3 +197,21 @@ def test_of_a_forward_with_arguments_fixed_the_rest_counts() -> None:
 def test_a_wrapper_gets_the_codes_of_what_it_wraps() -> None:
     model, data = OneInput().eval(), inputs()
     assert all(map(torch.equal, weights(nn.DataParallel(model), data), weights(model, data)))
+
+
+class OneMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 8)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.layer(batch["x"])
+        return out
+
+
+def test_a_forward_that_takes_a_mapping_is_given_it_by_name() -> None:
+    batch = {"x": torch.randn(16, 32)}
+    with pytest.raises(DataError, match=r"If batch is to be such a mapping itself, give \{'batch': …\} with it inside"):
+        as_batches(OneMapping(), [batch])
+    found = goldstick.apply(OneMapping(), "gptq-w4a16-g32", data=[{"batch": batch}])
+    assert not found.report.warnings
