@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.ranks import Ranks
-from goldstick.errors import UsageError
+from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.batching import Advance
 from goldstick.evaluation.forward import device_of, evaluating, require_numbers
 from goldstick.evaluation.image_preparation import Preparation, require_pillow
 from goldstick.evaluation.image_processor import ProcessorPreparation
 
 IMAGES_PER_BATCH = 64
+_NAMED = 12
 
 
 class ImageClassifier:
@@ -56,11 +57,21 @@ class ImageClassifier:
         return hashlib.sha256(repr(self.preparation).encode()).hexdigest()
 
     def classes(self, names: Sequence[str]) -> list[int]:
-        """Return the model's number of each class: by its ``label2id``, where that has all the names, else in order."""
+        """Return the model's number of each class: by its ``label2id``, where that has all the names, else in order.
+
+        Raises DataError where it has some of the names, under other numbers than their order gives them.
+        """
         known = getattr(getattr(self.model, "config", None), "label2id", None) or {}
         lower = {str(name).lower(): int(number) for name, number in known.items()}
         if all(name.lower() in lower for name in names):
             return [lower[name.lower()] for name in names]
+        if any(lower.get(name.lower(), place) != place for place, name in enumerate(names)):
+            unknown = ", ".join(repr(name) for name in names if name.lower() not in lower)
+            own = ", ".join(map(str, [*known][:_NAMED])) + (", …" if len(known) > _NAMED else "")
+            raise DataError(
+                f"the model's label2id knows no class called {unknown}, and counts others in another order than their "
+                f"names; call the classes as the model does: {own}"
+            )
         return list(range(len(names)))
 
     def scores(self, images: Sequence[tuple[str, Callable[[], bytes]]], advance: Advance | None = None) -> Tensor:

@@ -15,6 +15,11 @@ from goldstick.errors import DataError, UsageError
 
 BILINEAR = 2
 
+#: Endings of the files of images that are looked for, all of which Pillow reads.
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+_UNIDENTIFIED = "leave it out, or save it again as PNG or JPEG"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
@@ -73,8 +78,10 @@ def decode_image(encoded: bytes, where: str) -> Any:
     try:
         with Image.open(io.BytesIO(encoded)) as opened:
             return _three_channels(opened, opened.format)
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: no image that can be read ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"{where}: no image that can be read; {_UNIDENTIFIED}") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: no image that can be read ({error}); leave it out, or save it again") from error
 
 
 def require_pillow() -> None:
@@ -96,7 +103,7 @@ def read_image(path: Path) -> Any:
         with Image.open(path) as opened:
             return _three_channels(ImageOps.exif_transpose(opened), opened.format)
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: no image that can be read; leave it out, or save it again as PNG or JPEG") from error
+        raise DataError(f"{path}: no image that can be read; {_UNIDENTIFIED}") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: no image that can be read ({error}); leave it out, or save it again") from error
 

@@ -199,6 +199,30 @@ def test_folders_are_classes_in_the_order_of_their_names(folder: Path) -> None:
     assert named.details["items"]["top1"]["values"] == [1, 1, 0]
 
 
+def test_classes_that_a_model_knows_in_part_and_counts_otherwise_are_refused(folder: Path) -> None:
+    model = Reddest()
+    model.config = SimpleNamespace(label2id={"dark": 0, "bright": 1, "wrog": 2})  # type: ignore[assignment]
+    with pytest.raises(DataError, match=r"no class called 'wrong', and counts others in another order.*: dark, bright"):
+        evaluate(ImageClassifier(model, PLAIN), ["images"], folder)
+    model.config = SimpleNamespace(label2id={"bright": 0, "dark": 1, "wrog": 2})  # type: ignore[assignment]
+    assert evaluate(ImageClassifier(model, PLAIN), ["images"], folder).results["images"].n == 3
+
+
+def test_hidden_folders_are_no_classes_and_files_of_all_known_kinds_count(folder: Path) -> None:
+    for name in (".thumbnails", "__MACOSX"):
+        (folder / "images" / name).mkdir()
+    Image.new("RGB", (4, 4)).save(folder / "images" / "bright" / "more.gif")
+    Image.new("RGB", (4, 4)).save(folder / "images" / "bright" / "more.TIF")
+    assert ImageFolder().class_names(DataSource(folder)) == ("bright", "dark", "wrong")
+    assert [image.label for image in ImageFolder().load(DataSource(folder))] == [0, 0, 0, 1, 2]
+
+
+def test_a_file_that_is_no_image_is_named_with_what_to_do() -> None:
+    for content in (b"", b"hello"):
+        with pytest.raises(DataError, match="here: no image that can be read; leave it out, or save it again as PNG"):
+            decode_image(content, "here")
+
+
 def test_folders_without_images_classes_or_enough_scores_are_named(folder: Path, tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, images: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-#: Images that Pillow reads.
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+from goldstick.evaluation.image_preparation import IMAGES as IMAGES
 
 #: Recordings; all but plain .wav files are read by soundfile.
 AUDIO = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")

@@ -21,6 +21,7 @@ from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.image_classifier import ImageClassifier
+from goldstick.evaluation.image_preparation import IMAGES
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.protocol import Measurable, TaskResult
 
@@ -30,7 +31,6 @@ CIFAR10 = Dataset(
     files=("cifar10/test.npz", "cifar10/test.npz.xz"),
     hub=(HubDataset(path="uoft-cs/cifar10", split="test"),),
 )
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 TOP = 5
 
 
@@ -89,7 +89,8 @@ def classify(
 ) -> TaskResult:
     """Score images: the share in percent whose class has the highest score, and is among the five highest.
 
-    There is no ``top5`` for models of five classes or fewer. Raises DataError where the model has no score for a class.
+    There is no ``top5`` for models of five classes or fewer. Raises DataError where the model has no score for a class,
+    or names some of the classes and counts them otherwise.
     """
     numbers = model.classes(names)
     labels = torch.tensor([numbers[image.label] for image in images])
@@ -180,11 +181,11 @@ class ImageFolder:
         folders = self._folders(data)
         found = []
         for label, folder in enumerate(folders):
-            for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES):
+            for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 found.append(LabelledImage(where=str(path), label=label, digest=digest, path=path))
         if not found:
-            raise DataError(f"{folders[0].parent}: no folder holds a file that ends in {', '.join(sorted(SUFFIXES))}")
+            raise DataError(f"{folders[0].parent}: no folder holds a file that ends in {', '.join(IMAGES)}")
         return found
 
     def run(self, model: ImageClassifier, data: DataSource, limit: int | None, progress: Progress | None) -> TaskResult:
@@ -198,7 +199,8 @@ class ImageFolder:
 
     def _folders(self, data: DataSource) -> list[Path]:
         root = None if data.data_dir is None else data.data_dir / "images"
-        folders = [] if root is None or not root.is_dir() else sorted(path for path in root.iterdir() if path.is_dir())
+        inside = [] if root is None or not root.is_dir() else sorted(root.iterdir())
+        folders = [path for path in inside if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
         if not folders:
             raise DataError(f"{self.name}: give --data-dir DIR with a folder DIR/images/CLASS of files for each class")
         return folders
