@@ -21,6 +21,8 @@ _ROLLOFF = 0.97
 _MOST_TAPS = 1 << 22
 #: Rates that recordings have, in Hz; another is a header that is damaged.
 _RATES = (100, 1_000_000)
+#: Bytes from which a header's length is that of a stream whose end nobody knew (FFmpeg, SoX).
+_OPEN_END = 0x7FFF0000
 _PCM = {1: "u1", 2: "<i2", 4: "<i4"}
 
 
@@ -30,13 +32,15 @@ def read_audio(path: Path, rate: int) -> Tensor:
     Plain ``.wav`` files are read by Python itself, all others by soundfile.
 
     Raises:
-        DataError: The file cannot be read, or holds no sound.
+        DataError: The file cannot be read, or holds no sound, less of it than it says, or NaN.
         UsageError: It takes soundfile, which is not installed.
     """
     found = _plain_wav(path) if path.suffix.lower() == ".wav" else None
     samples, own_rate = found if found is not None else _by_soundfile(path)
     if not samples.numel():
         raise DataError(f"{path}: the recording is empty; leave it out")
+    if not bool(samples.isfinite().all()):
+        raise DataError(f"{path}: the recording holds samples that are no numbers (NaN or infinity); leave it out")
     if not _RATES[0] <= own_rate <= _RATES[1]:
         raise DataError(f"{path}: a recording of {own_rate} samples a second, as its header says; leave it out")
     return resampled(samples.mean(dim=1), own_rate, rate)
@@ -92,7 +96,8 @@ def _plain_wav(path: Path) -> tuple[Tensor, int] | None:
     try:
         with wave.open(str(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            data = file.readframes(min(file.getnframes(), MOST_SECONDS * rate))
+            frames = file.getnframes()
+            data = file.readframes(min(frames, MOST_SECONDS * rate))
     except wave.Error as error:
         if "unknown format" in str(error):
             return None
@@ -100,6 +105,11 @@ def _plain_wav(path: Path) -> tuple[Tensor, int] | None:
     except (OSError, EOFError) as error:
         reason = str(error) or "it ends too early"
         raise DataError(f"{path}: no recording that can be read ({reason}); leave it out or convert it") from error
+    if width != 3 and width not in _PCM:
+        raise DataError(f"{path}: a recording of {8 * width} bits a sample, as its header says; leave it out")
+    missing = min(frames, MOST_SECONDS * rate) - len(data) // (width * channels)
+    if missing > 0 and frames * width * channels < _OPEN_END:
+        raise DataError(f"{path}: the recording ends {missing} samples before its header says; leave it out")
     if width == 3:
         triples = np.frombuffer(data[: len(data) // 3 * 3], np.uint8).reshape(-1, 3)
         whole = np.zeros((len(triples), 4), np.uint8)

@@ -116,3 +116,31 @@ def test_a_rate_that_no_recording_has_is_refused(rate: int, tmp_path: Path) -> N
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"a.wav: a recording of {rate} samples a second"):
         read_audio(path, 16_000)
+
+
+def with_header(path: Path, at: int, size: int, value: int) -> Path:
+    """A recording whose header says something else at a place."""
+    content = bytearray(path.read_bytes())
+    content[at : at + size] = value.to_bytes(size, "little")
+    path.write_bytes(content)
+    return path
+
+
+def test_a_recording_that_ends_before_its_header_says_is_refused(tmp_path: Path) -> None:
+    whole = write_wav(tmp_path / "a.wav", np.full(1000, 0.5), 2)
+    streamed = with_header(write_wav(tmp_path / "b.wav", np.full(1000, 0.5), 2), 40, 4, 0xFFFFFFFF)
+    assert torch.equal(read_audio(streamed, 8000), read_audio(whole, 8000)), "its end was not known when it was begun"
+    whole.write_bytes(whole.read_bytes()[:-500])
+    with pytest.raises(DataError, match=r"a\.wav: the recording ends 250 samples before its header says; leave it out"):
+        read_audio(whole, 8000)
+
+
+def test_samples_of_odd_sizes_and_such_that_are_no_numbers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = with_header(write_wav(tmp_path / "a.wav", np.zeros(100), 2), 34, 2, 40)
+    with pytest.raises(DataError, match=r"a\.wav: a recording of 40 bits a sample, as its header says"):
+        read_audio(path, 8000)
+    monkeypatch.setattr(audio, "_by_soundfile", lambda _: (torch.tensor([[0.0], [torch.nan]]), 8000))
+    with pytest.raises(DataError, match=r"c\.flac: the recording holds samples that are no numbers"):
+        read_audio(tmp_path / "c.flac", 8000)
