@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from goldstick.core.json_files import dump_json, parse_json, read_text, write_atomically
+from goldstick.core.local_paths import last_part, without_folders
 from goldstick.errors import DataError, UsageError
 from goldstick.report.file_names import FILE_NAME
 
@@ -173,7 +174,14 @@ class Report:
     run: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that every byte is accounted for, once."""
+        """Check that every byte is accounted for, once; keep the last part of absolute paths to the model and to data,
+        since checkpoints go to others.
+        """
+        told = {"model": last_part(self.model), "calibration": without_folders(self.calibration)}
+        if not self.search:  # the command that searched takes its recipe from here, when it is repeated
+            told["recipe"] = without_folders(self.recipe)
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
         counted = Counter(layer.name for layer in self.layers)
         twice = sorted(name for name, count in counted.items() if count > 1)
         if twice:

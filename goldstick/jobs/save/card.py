@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from goldstick.core.local_paths import last_part, without_folders
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.jobs.load.front_matter import CARRIED, front_matter
 from goldstick.jobs.load.front_matter import card_remarks as card_remarks
@@ -55,7 +56,7 @@ def model_card(
     """The text of a checkpoint's README.md.
 
     The front matter names the base model where that is a hub id, since hubs refuse anything else there, and carries on
-    the licence and languages of the source's own card.
+    the licence and languages of the source's own card. Absolute paths are told by their last part.
 
     Args:
         base_model: What was compressed, as the user named it.
@@ -83,12 +84,13 @@ def model_card(
         library_name="transformers" if config else "goldstick",
         tags=["goldstick", storage.name, *sorted({stage.name for stage in recipe.stages} if recipe else ())],
     )
+    written = without_folders(recipe.model_dump(mode="json", exclude_defaults=True)) if recipe else {}
     body = jinja2.Template(_CARD, keep_trailing_newline=True).render(
         title=base_model.rstrip("/").rsplit("/", 1)[-1],
-        base_model=base_model,
+        base_model=last_part(base_model),
         format=storage.name,
         loading=storage.loading_of(layers),
-        recipe=yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False) if recipe else "",
+        recipe=yaml.safe_dump(written, sort_keys=False) if recipe else "",
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"
 

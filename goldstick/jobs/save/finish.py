@@ -17,6 +17,7 @@ from goldstick.checkpoint.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.checkpoint.sidecars import write_sidecars
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json, write_atomically
+from goldstick.core.local_paths import without_folders
 from goldstick.core.notices import NotRunWarning
 from goldstick.core.versions import versions
 from goldstick.errors import NotRunError
@@ -103,7 +104,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "kv_cache": content.kv.label if content.kv else None,
         "architecture": dict(content.architecture),
         "source": dict(content.source),
-        "recipe": content.recipe.model_dump(mode="json") if content.recipe else None,
+        "recipe": _told(content.recipe),
         **({"unused": list(content.unused)} if content.unused else {}),
         **({"exported_from": dict(content.exported_from)} if content.exported_from else {}),
         "layers": {
@@ -113,6 +114,12 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "environment": versions(),
     }
     write_small(work / MANIFEST_NAME, dump_json(manifest).encode())
+
+
+def _told(recipe: Recipe | None) -> dict[str, Any] | None:
+    """A recipe as the manifest holds it: its stages as they are, since proofs repeat them; no folders of its data."""
+    found = recipe.model_dump(mode="json") if recipe else None
+    return found and {**without_folders(found), "stages": found["stages"]}
 
 
 def prove_and_record(

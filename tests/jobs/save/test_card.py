@@ -17,6 +17,7 @@ from huggingface_hub import constants
 import goldstick
 from goldstick.checkpoint.hub import check_repository, push_to_hub
 from goldstick.cli import main
+from goldstick.core.local_paths import last_part
 from goldstick.errors import OutputError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.jobs.load.front_matter import card_remarks
@@ -153,7 +154,7 @@ def test_architectures_that_are_none_make_no_card_fail(architectures: Any) -> No
 
 
 def test_a_path_that_is_no_text_is_named_in_text() -> None:
-    assert b"/models/" in model_card("/models/\udcff", RECIPE, FORMATS["awq"], LLAMA).encode()
+    assert b"Made from `?`" in model_card("/models/\udcff", RECIPE, FORMATS["awq"], LLAMA).encode()
 
 
 def test_an_export_of_a_checkpoint_whose_card_cannot_be_read_succeeds_and_says_so(tmp_path: Path) -> None:
@@ -275,3 +276,28 @@ def test_the_command_pushes_what_it_exported_and_an_error_leaves_it_there(
     assert "was not pushed to me/model. HF_HUB_OFFLINE is set" in failed.stderr
     assert json.loads(failed.stdout)["directory"] == str(tmp_path / "b")
     assert (tmp_path / "b" / "goldstick.json").is_file()
+
+
+def test_no_file_of_a_checkpoint_tells_the_folders_of_the_machine(source_with_text: Path, tmp_path: Path) -> None:
+    source, data = tmp_path / "secret" / "tiny", tmp_path / "secret" / "own.txt"
+    shutil.copytree(source_with_text, source)
+    data.write_text("The harbour lies on the north side of the island. " * 40)
+    recipe = {
+        "stages": [{"gptq": {"scheme": "w4a16-g32"}}],
+        "calibration": {"dataset": str(data), "samples": 4, "seq_len": 16},
+    }
+    made = goldstick.quantize(source, recipe, output=tmp_path / "out")
+    for path in made.directory.iterdir():
+        assert b"secret" not in path.read_bytes(), path.name
+    assert "Made from `tiny`" in (made.directory / "README.md").read_text()
+    report, manifest = (json.loads((made.directory / name).read_bytes()) for name in ("report.json", "goldstick.json"))
+    assert report["model"] == "tiny"
+    assert report["recipe"]["calibration"]["dataset"] == manifest["recipe"]["calibration"]["dataset"] == "own.txt"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("/a/b:c.txt", "b:c.txt"), ("text:/a/b.txt", "text:b.txt"), ("./a/b", "./a/b"), ("owner/name", "owner/name")],
+)
+def test_of_absolute_paths_the_last_part_is_told(given: str, told: str) -> None:
+    assert last_part(given) == told
