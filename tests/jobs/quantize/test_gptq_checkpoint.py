@@ -74,7 +74,7 @@ def test_the_report_holds_the_notes_of_each_layer_and_the_audit_of_the_data(
     report = Report.read(directory)
     assert written["calibration"] == report.calibration
     audit = report.calibration
-    assert (audit["dataset"], audit["samples"], audit["seq_len"], audit["tokens"]) == (str(text), 12, 64, 768)
+    assert (audit["dataset"], audit["samples"], audit["seq_len"], audit["tokens"]) == (text.name, 12, 64, 768)
     assert audit["windows_available"] == len(text.read_text()) // 64
     assert audit["distinct_tokens"] == len(set(text.read_text()))
     quantized = [layer for layer in report.layers if layer.scheme]
