@@ -9,13 +9,15 @@ import shlex
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 import goldstick
 from goldstick.core.training import TrainingOptions
@@ -66,6 +68,11 @@ class Block:
             yield lines[start].removeprefix("$ "), lines[start + 1 : end]
 
 
+@cache
+def _tokens(page: Path) -> Sequence[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+
+
 def blocks_of(page: Path) -> list[Block]:
     """The fenced blocks of a document, in their order."""
     return [
@@ -76,15 +83,14 @@ def blocks_of(page: Path) -> list[Block]:
             text=token.content,
             file=title[1] if (title := _TITLE.search(token.info)) else "",
         )
-        for token in MarkdownIt().parse(page.read_text(encoding="utf-8"))
+        for token in _tokens(page)
         if token.type in ("fence", "code_block") and token.map
     ]
 
 
 def inline_code(page: Path) -> list[str]:
     """What stands between backticks in a document's text."""
-    tokens = MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
-    return [child.content for token in tokens for child in token.children or () if child.type == "code_inline"]
+    return [child.content for token in _tokens(page) for child in token.children or () if child.type == "code_inline"]
 
 
 @dataclass
