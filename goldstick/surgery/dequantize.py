@@ -32,9 +32,8 @@ def dequantize(model: nn.Module, dtype: torch.dtype) -> None:
         getattr(one, "shared", None) is not None or getattr(one, "epilogue", None) is not None for one in layers
     ):
         raise StructureError("An optimized model is not dequantized: load it without optimizing, and dequantize that.")
-    for layer in sorted(
-        layers, key=lambda one: not isinstance(one, TiedQuantizedLinear)
-    ):  # which read another's weight
+    layers.sort(key=lambda one: not isinstance(one, TiedQuantizedLinear))  # these read another's weight
+    for layer in layers:
         if hasattr(layer, "_made_of"):
             _as_float(layer, dtype)
     for host in list(model.modules()):

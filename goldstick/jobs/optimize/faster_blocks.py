@@ -52,12 +52,7 @@ def norms(model: nn.Module) -> Iterator[tuple[str, Forward | str]]:
             yield path, "it is no root-mean-square norm in floats of 16 or 32 bits on the CPU"
             continue
         new = NormForward(module, float(epsilon))
-        x = (
-            torch.randn(3, len(weight), dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(
-                weight.dtype
-            )
-            * 3
-        )
+        x = 3 * _noise(3, len(weight)).to(weight.dtype)
         same = close(_tried(module, x), new(x), TOLERANCE[weight.dtype == torch.float32])
         yield path, new if same else "it computes something else than a root-mean-square norm"
 
@@ -83,9 +78,7 @@ def feed_forwards(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> It
             yield path, "its activation is not SiLU"
             continue
         new = GatedForward(module, gate, layers[0])
-        x = torch.randn(2, 3, gate.in_features, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(
-            gate.weight_scale
-        )
+        x = _noise(2, 3, gate.in_features).to(gate.weight_scale)
         same = in_cpp(x) and close(_tried(module, x), new(x), TOLERANCE[in_float32(gate, layers[0])])
         yield path, new if same else "it is no down(silu(gate(x)) · up(x))"
 
@@ -211,6 +204,11 @@ def close(before: Tensor | None, after: Tensor, tolerance: float) -> bool:
     wide = before.double()
     error = (after.double() - wide).square().sum() / wide.square().sum().clamp_min(1e-300)
     return bool(error <= tolerance)
+
+
+def _noise(*shape: int) -> Tensor:
+    """Normal noise, float32, always the same."""
+    return torch.randn(shape, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
 
 
 def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
