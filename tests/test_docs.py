@@ -152,7 +152,7 @@ def test_the_format_in_the_guide_is_written_proven_read_and_exported(tmp_path: P
         tmp_path, path,
         "quantize reference -r rtn-w8a16 --format rows8 -o out",
         "doctor out",
-        "export out --format native -o native",
+        "export out --format native -o native --proof tensors",
         "export native --format rows8 -o back --proof tensors",
     )  # fmt: skip
     assert "0 faults, 0 remarks" in said

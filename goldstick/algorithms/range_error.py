@@ -33,7 +33,7 @@ def least_error_range(
         found: Tensor = fused(grouped, scale, zero, importance, grid.bits, "" if grid.integers else grid.element)
         return found
     best = torch.zeros(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
-    least = grouped.new_full(grouped.shape[:2], torch.inf)
+    least = torch.full(grouped.shape[:2], torch.inf, dtype=grouped.dtype, device=grouped.device)
     for candidate in range(scale.shape[-1]):
         chosen_zero = None if zero is None else zero[..., candidate]
         error = rounding_error(grouped, scale[..., candidate], chosen_zero, importance, grid)

@@ -192,7 +192,7 @@ def mse(grouped: Tensor, grid: Grid, kept: ScaleDtype, importance: Tensor | None
     low, high = _ends(grouped, grid)
     if importance is not None and importance.shape[-1] != grouped.shape[-1]:  # rows that share a scale
         importance = importance.repeat(1, grouped.shape[-1] // importance.shape[-1])
-    ratios = grouped.new_tensor(_ratios(grid))
+    ratios = torch.tensor(_ratios(grid), dtype=grouped.dtype, device=grouped.device)
     scale, zero = _range(low.unsqueeze(-1) * ratios, high.unsqueeze(-1) * ratios, grid, kept)
     best = least_error_range(grouped, kept.steps(scale).float(), zero, importance, grid).unsqueeze(-1)
     return scale.gather(-1, best).squeeze(-1), None if zero is None else zero.gather(-1, best).squeeze(-1)

@@ -42,7 +42,7 @@ class NeighbourSearch(nn.Module, CodeSearch):
         zero = float(grid.midpoint) if tensor.zero is None else tensor.zero.float().unsqueeze(-1)
         position = (in_groups(weight.float(), grid) / tensor.scale.float().unsqueeze(-1) + zero).flatten(-2)
         beside = (position - codes).clamp(-_NEAREST, _NEAREST)
-        offsets = codes.new_tensor([-1.0, 0.0, 1.0]).reshape(-1, 1, 1)
+        offsets = torch.tensor([-1.0, 0.0, 1.0], dtype=codes.dtype, device=codes.device).reshape(-1, 1, 1)
         logits = -_SHARPNESS * (beside - offsets).square()
         there = (codes + offsets >= 0) & (codes + offsets <= grid.code_max)
         self.logits = nn.Parameter(torch.where(there, logits, _NEVER))

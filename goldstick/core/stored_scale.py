@@ -79,7 +79,7 @@ def _power_of_two(largest: Tensor, reach: float, precision: int) -> Tensor:
     """2^e with e = ⌊log₂ R(largest)⌋ − ⌊log₂ reach⌋, where R rounds to ``precision`` bits after the first; float32."""
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [½, 1)
     up = 2 * mantissa >= 2 - 2.0 ** -(precision + 1)
-    offset = torch.frexp(largest.new_tensor(reach)).exponent.to(exponent.device)
+    offset = torch.frexp(torch.tensor(reach, dtype=largest.dtype, device=largest.device)).exponent.to(exponent.device)
     power = (exponent + up - offset).clamp(-_BIAS, _BIAS)
     power = torch.where(largest == 0, -_BIAS, power)
     return torch.ldexp(torch.ones_like(largest), power)

@@ -56,7 +56,8 @@ class Preparation:
             top, left = ((have - keep) // 2 for have, keep in zip((image.height, image.width), self.crop, strict=True))
             image = image.crop((left, top, left + self.crop[1], top + self.crop[0]))
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-        return (pixels - pixels.new_tensor(self.mean)[:, None, None]) / pixels.new_tensor(self.std)[:, None, None]
+        mean, std = (torch.tensor(each, dtype=torch.float32)[:, None, None] for each in (self.mean, self.std))
+        return (pixels - mean) / std
 
     def _target(self, height: int, width: int) -> tuple[int, int] | None:
         if self.shortest_edge is None:

@@ -135,6 +135,8 @@ def _onnx(folder: Path, names: dict[str, Any]) -> None:
 
 def _classifier(folder: Path, names: dict[str, Any]) -> None:
     _media(folder, names)
+    for name in ("cat", "dog"):
+        write_image(folder / "test" / "images" / name / "1.png")
     names |= {"network": trained(), "images": [images for images, _ in batches(2)]}
 
 

@@ -89,7 +89,7 @@ def _scaled_scales(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedT
     below = (wanted / _E4M3_STEP + 0.5).floor().clamp(max=7) * _E4M3_STEP  # 7.5 steps are no normal number
     normal = torch.where(normal >= _E4M3_LAST_BINADE, _E4M3_LARGEST, normal)
     scale = torch.where(wanted < _E4M3_NORMAL, below, normal)
-    codes, one = _nearest_codes(blocks, scale, grid), scale.new_ones(1, 1)
+    codes, one = _nearest_codes(blocks, scale, grid), torch.ones(1, 1, dtype=scale.dtype, device=scale.device)
     return QuantizedTensor(codes=codes.flatten(1), scale=scale.to(dtype), zero=None, grid=grid, global_scale=one)
 
 
