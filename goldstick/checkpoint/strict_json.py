@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from goldstick.core.json_files import unique_keys
 from goldstick.errors import FormatError
 
 #: A text this small is always read: parsed, JSON takes up to 35 times its bytes.
@@ -29,7 +30,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer
+            data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_constant, parse_int=_integer
         )
         if _SURROGATE.search(data):
             json.dumps(value, ensure_ascii=False).encode()
@@ -48,15 +49,6 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 def size_limit(described: int) -> int:
     """Bytes that a JSON text may have which describes ``described`` bytes."""
     return max(ALWAYS_READ, described // LARGEST_PART)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:100]!r} occurs twice")
-    return table
 
 
 def _constant(name: str) -> float:

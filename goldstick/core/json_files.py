@@ -47,6 +47,19 @@ def parse_json(text: str, what: str) -> Any:
         raise DataError(f"{what} is not JSON that goldstick reads: {str(error)[:200]}") from error
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of its pairs, for ``object_pairs_hook``; ValueError where a key occurs twice.
+
+    Python's parser would keep the last.
+    """
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:100]!r} occurs twice; leave one of them out")
+    return table
+
+
 def read_text(path: Path, limit: int | None = None) -> str:
     """The text of a file that lies in a folder.
 

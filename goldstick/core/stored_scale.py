@@ -99,9 +99,8 @@ def scales_of_exponents(codes: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if bool((codes == 255).any()):
         raise QuantizationError("its scales hold the e8m0 code 255, which stands for no number. Quantize it again.")
-    scale = torch.ldexp(torch.ones(codes.shape, dtype=torch.float32, device=codes.device), codes.int() - _BIAS).to(
-        dtype
-    )
+    ones = torch.ones(codes.shape, dtype=torch.float32, device=codes.device)
+    scale = torch.ldexp(ones, codes.int() - _BIAS).to(dtype)
     if not all_finite(scale):
         raise QuantizationError(f"its scales reach 2^{int(codes.max()) - _BIAS}, too much for {dtype}; use float32.")
     return scale

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from goldstick.core.json_files import unique_keys
 from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub, require_on_hub
 
@@ -184,7 +185,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _parsed(text: str, place: str) -> Any:
     """What a JSON text says; DataError, naming the place, where it says nothing, or what is no text, or twice."""
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, place))
+        value = json.loads(text, object_pairs_hook=unique_keys)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -195,16 +196,6 @@ def _parsed(text: str, place: str) -> Any:
         raise DataError(
             f"{place}: {half!r} is half of a character (a lone surrogate), which no tokenizer reads"
         ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
+    except (ValueError, RecursionError) as error:  # a key twice; thousands of digits; lists in lists in lists
         raise DataError(f"{place}: not JSON that is read here ({error})") from error
     return value
-
-
-def _unique(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
-    """A JSON object; DataError, naming the place, where a key is given twice: Python's parser would keep the last."""
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise DataError(f"{place}: the key {twice[:100]!r} is given twice; leave one of them out")
-    return table

@@ -39,10 +39,9 @@ def magnitude(network: Network, group: Prunable) -> Tensor:
     if group.norm is not None:
         units = next(member.units for member in group.members if member.module == group.norm)
         gain = network.model.get_submodule(group.norm)._parameters.get("weight")
-        values = torch.ones(len(units), dtype=torch.float32) if gain is None else gain.detach().abs().cpu()
-        return _by_unit(values, units, group.units) / _by_unit(
-            torch.ones(len(units), dtype=torch.float32), units, group.units
-        )
+        ones = torch.ones(len(units), dtype=torch.float32)
+        values = ones if gain is None else gain.detach().abs().cpu()
+        return _by_unit(values, units, group.units) / _by_unit(ones, units, group.units)
     squares = torch.zeros(group.units, dtype=torch.float64)
     for member in group.members:
         if member.side == "input":

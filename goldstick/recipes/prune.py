@@ -135,11 +135,8 @@ def _scores(
 ) -> tuple[dict[str, Tensor], TrainingRecord | None, dict[str, Any]]:
     if stage.criterion == "random":
         generator = torch.Generator().manual_seed(stage.training.seed)
-        return (
-            {group.name: torch.rand(group.units, dtype=torch.float32, generator=generator) for group in groups},
-            None,
-            {},
-        )
+        draw = partial(torch.rand, dtype=torch.float32, generator=generator)
+        return {group.name: draw(group.units) for group in groups}, None, {}
     if stage.criterion == "magnitude":
         strengths = comparable([magnitude(network, group) for group in groups], groups)
         return {group.name: values for group, values in zip(groups, strengths, strict=True)}, None, {}
