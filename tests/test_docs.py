@@ -11,6 +11,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,33 @@ def test_the_algorithm_in_the_guide_runs_and_has_three_levels() -> None:
         module.Ternary(scheme="nf4a16")
 
 
+#: Runs commands one after the other, so that torch is imported once, with a line between what they print.
+COMMANDS = (
+    "import json, sys\n"
+    "from goldstick.cli import main\n"
+    "for words in json.loads(sys.argv[1]):\n"
+    "    main(words, standalone_mode=False)\n"
+    "    print(chr(30), flush=True)\n"
+)
+#: What guides show and how it is used, by the name of what they make.
+GUIDES = {
+    "task": ("how-to/task.md", ["evaluate reference --tasks capitals --data-dir data --no-cache --json"]),
+    "algorithm": (
+        "writing-an-algorithm.md",
+        ["quantize reference -r recipe.yaml -o ternary", "recipes show ternary-w2a16-channel"],
+    ),
+    "format": (
+        "writing-a-format.md",
+        [
+            "quantize reference -r rtn-w8a16 --format rows8 -o rows8",
+            "doctor rows8",
+            "export rows8 --format native -o native --proof tensors",
+            "export native --format rows8 -o back --proof tensors",
+        ],
+    ),
+}
+
+
 def install_the_guide(name: str, folder: Path) -> str:
     """Install what a guide shows as a package of somebody else's; the path that it lies on."""
     (code,) = blocks(ROOT / "docs" / name, "python")
@@ -103,65 +131,59 @@ def install_the_guide(name: str, folder: Path) -> str:
     return str(install(folder, f"guide-{title}", {title: code}, f"[{group}]\n{lines}\n"))
 
 
-#: Runs commands one after the other, so that torch is imported once.
-COMMANDS = (
-    "import json, sys\n"
-    "from goldstick.cli import main\n"
-    "for words in json.loads(sys.argv[1]):\n"
-    "    main(words, standalone_mode=False)\n"
-)
+@dataclass(frozen=True)
+class Guides:
+    """The folder in which the commands of all guides have run, and what each of them printed."""
+
+    folder: Path
+    said: dict[str, list[str]]
 
 
-def run_goldstick(folder: Path, path: str, *commands: str) -> str:
-    """What commands print that find what lies on ``path``, in a process of their own."""
-    words = json.dumps([command.split() for command in commands])
+@pytest.fixture(scope="module")
+def guides(tmp_path_factory: pytest.TempPathFactory) -> Guides:
+    """The packages of all guides, used one after the other in a process of their own."""
+    folder = tmp_path_factory.mktemp("guides")
+    paths = [install_the_guide(page, folder / name) for name, (page, _) in GUIDES.items()]
+    (folder / "data").mkdir()
+    rows = [{"question": f"{land} has the capital", "choices": ["Oslo", "Rome"], "answer": 0} for land in ("N", "I")]
+    (folder / "data" / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.yaml").write_text("stages:\n  - ternary: {threshold: 0.6}\n")
+    commands = [(name, command) for name, (_, commands) in GUIDES.items() for command in commands]
     ended = subprocess.run(
-        [sys.executable, "-c", COMMANDS, words], cwd=folder, env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-c", COMMANDS, json.dumps([command.split() for _, command in commands])],
+        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    said: dict[str, list[str]] = {name: [] for name in GUIDES}
+    for (name, _), printed in zip(commands, ended.stdout.split("\x1e\n")[:-1], strict=True):
+        said[name].append(printed)
+    return Guides(folder, said)
 
 
-def test_the_task_in_the_guide_measures_a_model(tmp_path: Path) -> None:
-    path = install_the_guide("how-to/task.md", tmp_path / "package")
-    (tmp_path / "data").mkdir()
-    rows = [{"question": f"{land} has the capital", "choices": ["Oslo", "Rome"], "answer": 0} for land in ("N", "I")]
-    (tmp_path / "data" / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = "evaluate reference --tasks capitals --data-dir data --no-cache --json"
-    (found,) = json.loads(run_goldstick(tmp_path, path, command))["tasks"].values()
+def test_the_task_in_the_guide_measures_a_model(guides: Guides) -> None:
+    (found,) = json.loads(guides.said["task"][0])["tasks"].values()
     assert (found["n"], found["protocol"]) == (2, "loglik@1")
     assert found["metrics"]["accuracy"] in (0.0, 50.0, 100.0)
 
 
-def test_the_algorithm_in_the_guide_quantizes_the_bundled_model_and_is_proven(tmp_path: Path) -> None:
-    path = install_the_guide("writing-an-algorithm.md", tmp_path / "package")
-    (tmp_path / "recipe.yaml").write_text("stages:\n  - ternary: {threshold: 0.6}\n")
-    said = run_goldstick(
-        tmp_path, path, "quantize reference -r recipe.yaml -o out", "recipes show ternary-w2a16-channel"
-    )
-    assert "proof: " in said
-    assert json.loads((tmp_path / "out" / "goldstick.json").read_text())["proof"]["passed"] is True
-    shown = re.search(r"^stages:\n(?:[- ].*\n)+", said, re.MULTILINE)
+def test_the_algorithm_in_the_guide_quantizes_the_bundled_model_and_is_proven(guides: Guides) -> None:
+    made, recipe = guides.said["algorithm"]
+    assert "proof: " in made
+    assert json.loads((guides.folder / "ternary" / "goldstick.json").read_text())["proof"]["passed"] is True
+    shown = re.search(r"^stages:\n(?:[- ].*\n)+", recipe, re.MULTILINE)
     assert shown is not None and yaml.safe_load(shown[0])["stages"][0].keys() == {"ternary"}
 
 
-def test_the_format_in_the_guide_is_written_proven_read_and_exported(tmp_path: Path) -> None:
-    path = install_the_guide("writing-a-format.md", tmp_path / "package")
-    said = run_goldstick(
-        tmp_path, path,
-        "quantize reference -r rtn-w8a16 --format rows8 -o out",
-        "doctor out",
-        "export out --format native -o native --proof tensors",
-        "export native --format rows8 -o back --proof tensors",
-    )  # fmt: skip
-    assert "0 faults, 0 remarks" in said
-    manifest = json.loads((tmp_path / "out" / "goldstick.json").read_text())
+def test_the_format_in_the_guide_is_written_proven_read_and_exported(guides: Guides) -> None:
+    assert "0 faults, 0 remarks" in guides.said["format"][1]
+    made = guides.folder / "rows8"
+    manifest = json.loads((made / "goldstick.json").read_text())
     assert (manifest["format"], manifest["proof"]["passed"]) == ("rows8", True)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "rows8"
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+    assert json.loads((made / "config.json").read_text())["quantization_config"]["quant_method"] == "rows8"
+    with safe_open(made / "model.safetensors", "pt") as file:
         assert any(name.endswith(".weight_int8") for name in file.keys())  # noqa: SIM118  no iterator
-    weights = [tmp_path / folder / "model.safetensors" for folder in ("out", "back")]
+    weights = [guides.folder / folder / "model.safetensors" for folder in ("rows8", "back")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 

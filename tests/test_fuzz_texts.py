@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.texts.mutations import mutate_text
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = 900
+INPUTS = 500
 
 
 def test_mutated_texts_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.mutations import CONFIG, WEIGHTS, mutate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-INPUTS, DEEP = 1_000, 20
+INPUTS, DEEP = 500, 10
 
 
 def test_mutated_checkpoints_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +12,11 @@ import pytest
 from goldstick.checkpoint.source import open_tensors
 from goldstick.jobs.save import finish
 from tests.support.commands import run
-from tests.support.interrupted_commands import contents, refused_where_files_end
+from tests.support.interrupted_commands import contents, refused_where_files_end, wait_behind_a_block
 from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer
-
-#: The command line, stopped behind its first block until the test has sent its signal.
-WAITING = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
-from goldstick.jobs.quantize import by_blocks
-def wait():
-    print("a block is finished", flush=True)
-    time.sleep(3600)
-by_blocks.return_freed_memory = wait
-from goldstick.cli import main
-main(sys.argv[1:])
-"""
+from tests.support.warm_processes import WarmProcess, command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +68,12 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def waiting(
     arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[signal.Signals, tuple[Path, subprocess.Popen[str]]]]:
+) -> Iterator[dict[signal.Signals, tuple[Path, WarmProcess]]]:
     """For each signal a run that waits for it behind its first block; they start at the same time."""
     started = {}
     for number in (signal.SIGTERM, signal.SIGINT):
         output = tmp_path_factory.mktemp(number.name) / "out"
-        command = [sys.executable, "-c", WAITING, "quantize", *arguments, "-o", str(output)]
-        started[number] = (
-            output,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
-        )
+        started[number] = output, command(wait_behind_a_block, "quantize", *arguments, "-o", str(output))
     yield started
     for _, process in started.values():
         process.kill()
@@ -115,13 +97,12 @@ def test_a_signal_leaves_what_is_finished_and_the_way_to_go_on(
     code: int,
     word: str,
     job: Job,
-    waiting: dict[signal.Signals, tuple[Path, subprocess.Popen[str]]],
+    waiting: dict[signal.Signals, tuple[Path, WarmProcess]],
 ) -> None:
     output, process = waiting[number]
-    assert process.stdout is not None
     assert process.stdout.readline() == "a block is finished\n"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate()
     assert process.returncode == code
     assert errors.strip().splitlines()[-1] == (
         f"{word}; 1 finished block kept in {output.with_name('.out.work')}: give --resume to go on from there."

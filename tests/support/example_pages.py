@@ -25,8 +25,8 @@ from tests.support.tiny_processors import SIDE, write_image, write_rows, write_s
 
 #: Bundled, before any test puts a smaller one in its place.
 BUNDLED = reference_directory()
-#: Characters of what calibrates the bundled model, a fifth of what comes with it.
-_CALIBRATION = 30_000
+#: Characters of what calibrates the bundled model, a twentieth of what comes with it.
+_CALIBRATION = 8_000
 #: The size of a page's model. What says nothing of lengths is calibrated on windows of its context.
 SMALL = {
     "num_hidden_layers": 1,
@@ -34,7 +34,7 @@ SMALL = {
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
+    "max_position_embeddings": 16,
 }
 #: Page → what is otherwise in its model's config.
 OTHERWISE = {
@@ -70,7 +70,7 @@ def few_data(directory: Path) -> Path:
     calibration = (data / "text" / "calibration.txt").read_text()
     (directory / "text" / "calibration.txt").write_text(calibration[:_CALIBRATION])
     (directory / "wikitext2" / "wiki.train.raw").write_text(calibration)
-    held_out = (data / "text" / "heldout.txt").read_text()[:6000]
+    held_out = (data / "text" / "heldout.txt").read_text()[:3000]
     for name in ("text/heldout.txt", "wikitext2/wiki.test.raw"):
         (directory / name).write_text(held_out)
     for name, rows in (("boolq/val.jsonl", 4), ("ceval/val.jsonl", 4), ("ceval/dev.jsonl", 40)):

@@ -26,6 +26,8 @@ class TemporaryFiles:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
         self.free, self.peak = free, 0
+        gc.collect()
+        gc.freeze()  # what was there before need not be looked through at each write
         self._sizes = weakref.WeakKeyDictionary[Spilled, int]()
         write = Spilled._write
 

@@ -7,16 +7,20 @@ its command and what it sees of the current directory, has tests that start it a
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from goldstick.calibration.data import template_worker as template_worker_module
+from goldstick.core import fresh_process as fresh_process_module
 from goldstick.core import fresh_start
 from goldstick.core.fresh_process import fresh_environment
 from tests.support import ranks
@@ -32,17 +36,24 @@ class WarmProcess:
         work: The function, importable.
         arguments: What it takes.
         variables: All variables of its environment.
+        printed: Take what it prints, which is to be less than a pipe holds; else nobody sees that. The streams are of
+            text then, and not of bytes.
     """
 
-    def __init__(self, work: Callable[..., None], *arguments: object, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, work: Callable[..., None], *arguments: object, variables: Mapping[str, str], printed: bool = False
+    ) -> None:
         taken, given = _CONTEXT.Pipe(duplex=False)
+        shown, shows = _CONTEXT.Pipe(duplex=False)
         said, says = _CONTEXT.Pipe(duplex=False)
-        self.stdin = os.fdopen(os.dup(given.fileno()), "wb")
-        self.stderr = os.fdopen(os.dup(said.fileno()), "rb")
-        everything = (taken, says, dict(variables), os.getcwd(), work, arguments)
+        kind = "" if printed else "b"
+        self.stdin: IO[Any] = os.fdopen(os.dup(given.fileno()), f"w{kind}")
+        self.stdout: IO[Any] = os.fdopen(os.dup(shown.fileno()), f"r{kind}")
+        self.stderr: IO[Any] = os.fdopen(os.dup(said.fileno()), f"r{kind}")
+        everything = (taken, shows if printed else None, says, dict(variables), os.getcwd(), work, arguments)
         self._process = _CONTEXT.Process(target=_work, args=everything)
         self._process.start()
-        for end in (taken, given, said, says):
+        for end in (taken, given, shown, shows, said, says):
             end.close()
 
     def __enter__(self) -> WarmProcess:
@@ -56,7 +67,8 @@ class WarmProcess:
         return self._process.exitcode
 
     def wait(self) -> int:
-        """The code with which it ends."""
+        """The code with which it ends; what it says from now on of errors is not heard."""
+        self.stderr.close()
         self._process.join()
         code = self._process.exitcode
         assert code is not None
@@ -72,13 +84,23 @@ class WarmProcess:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self) -> tuple[None, bytes]:
-        """Give it no more, and take what it says of errors until it ends."""
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """What :meth:`poll` says."""
+        return self.poll()
+
+    def communicate(self) -> tuple[Any, Any]:
+        """Give it no more, and take what it prints and says of errors until it ends."""
         self.stdin.close()
-        said = b"" if self.stderr.closed else self.stderr.read()
-        self.stderr.close()
+        streams = [None if stream.closed else stream.read() for stream in (self.stdout, self.stderr)]
+        self.stdout.close()
         self.wait()
-        return None, said
+        return streams[0], streams[1]
 
 
 def fresh_process(module: str, *arguments: str) -> WarmProcess:
@@ -91,22 +113,44 @@ def rank(jobs: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> Warm
     return WarmProcess(ranks.do, jobs, variables=settings)
 
 
+def command(work: Callable[..., None], *arguments: object) -> WarmProcess:
+    """A process of a function that runs a command, whose own fresh processes are forked, too."""
+    return WarmProcess(_run_command, work, *arguments, variables=os.environ, printed=True)
+
+
+def template_worker(seconds: int) -> WarmProcess:
+    """What ``goldstick.calibration.data.chat_template`` starts, with so many seconds for a conversation."""
+    return WarmProcess(_answer_templates, seconds, variables=fresh_environment(), printed=True)
+
+
+def _answer_templates(seconds: int) -> None:
+    template_worker_module.SECONDS = seconds
+    template_worker_module.main()
+
+
+def _run_command(work: Callable[..., None], *arguments: object) -> None:
+    fresh_process_module._started = fresh_process  # type: ignore[assignment]
+    work(*arguments)
+
+
 def _run_module(module: str, arguments: tuple[str, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fresh_start.run(module, list(arguments))
 
 
 def _work(
-    taken: Connection, says: Connection, variables: Mapping[str, str], folder: str, work: Callable[..., None],
-    arguments: tuple[object, ...],
+    taken: Connection, shows: Connection | None, says: Connection, variables: Mapping[str, str], folder: str,
+    work: Callable[..., None], arguments: tuple[object, ...],
 ) -> None:  # fmt: skip
     """The forked process: it has the streams, the environment and the folder of one that was started."""
     os.dup2(taken.fileno(), 0)
     os.dup2(says.fileno(), 2)
     with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
-    taken.close()
-    says.close()
+        os.dup2((shows or nothing).fileno(), 1)
+    for end in (taken, shows, says):
+        if end is not None:
+            end.close()
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

@@ -77,14 +77,7 @@ class ChatTemplates:
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:
         if self._worker is None:
-            self._worker = subprocess.Popen(
-                fresh_command("goldstick.calibration.data.template_worker"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                encoding="ascii",
-                env=fresh_environment(),
-            )
+            self._worker = _started()
         assert self._worker.stdin is not None and self._worker.stdout is not None
         return self._worker.stdin, self._worker.stdout
 
@@ -103,3 +96,14 @@ class ChatTemplates:
             worker.stdin.close()
         worker.stdout.close()
         return worker.wait()
+
+
+def _started() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        fresh_command("goldstick.calibration.data.template_worker"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="ascii",
+        env=fresh_environment(),
+    )

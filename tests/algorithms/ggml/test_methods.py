@@ -24,8 +24,11 @@ def batches() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": torch.randint(0, WIDE["vocab_size"], (4, 64), generator=generator)} for _ in range(4)]
 
 
-@pytest.mark.parametrize("words", ["rtn", "imatrix", "gptq", "gptaq", "awq", "awq-gptq", "rotate-gptq"])
-@pytest.mark.parametrize("name", ["q4_k", "q3_k", "iq4_xs"])
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(words, "q4_k") for words in ("rtn", "imatrix", "gptq", "gptaq", "awq", "awq-gptq", "rotate-gptq")]
+    + [(words, name) for words in ("imatrix", "gptq") for name in ("q3_k", "iq4_xs")],
+)
 def test_a_method_rounds_to_superblocks(words: str, name: str) -> None:
     model = tiny(LlamaForCausalLM, LlamaConfig(**WIDE))()
     recipe = Recipe.load(f"{words}-{name}")

@@ -11,10 +11,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from goldstick.calibration.data import chat_template
 from goldstick.calibration.data.chat import chat_ids, read_messages
 from goldstick.calibration.data.chat_template import ChatTemplates
 from goldstick.errors import DataError
 from tests.support.time_limit import within
+from tests.support.warm_processes import template_worker
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -95,21 +97,21 @@ HOSTILE = {
     "a macro without end": ("{% macro f() %}\n{{ f() }}{% endmacro %}{{ f() }}", "RecursionError.*in line 2"),
     "a loop without end": (
         "\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "longer than 3 seconds, in line 2",
+        "longer than SECONDS seconds, in line 2",
     ),
     "loops that write": (
         "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
-        "longer than 3 seconds|MiB of memory",
+        "longer than SECONDS seconds|MiB of memory",
     ),
     "a wide range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big.*in line 1"),
     "a long text": ("{{ 'a' * 10**9 }}", "MiB of memory|writes more than"),
     "a longer text": ("{{ 'a' * 10**12 }}", "MiB of memory"),
     "a text that is thrown away": ("{% set a = 'a' * 10**10 %}", "MiB of memory"),
     "a long list": ("{{ [0] * 10**9 }}", "MiB of memory"),
-    "a great number": ("{{ 10 ** (10**10) }}", "longer than 3 seconds|MiB of memory"),
+    "a great number": ("{{ 10 ** (10**10) }}", "longer than SECONDS seconds|MiB of memory"),
     "a number that takes long": (
         "{% for i in range(9999) %}{% set b = (i + 7) ** 300000 %}{% endfor %}",
-        "longer than 3 seconds",
+        "longer than SECONDS seconds",
     ),
     "a number too long to be written": ("{{ 10**5000 }}", "ValueError: Exceeds the limit"),
     "a wide format": ("{{ '%1000000000d' % 1 }}", "MiB of memory|writes more than"),
@@ -159,13 +161,30 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_refused_soon_and_the_next_is_written(name: str, templates: ChatTemplates) -> None:
-    template, says = HOSTILE[name]
-    with within(seconds=30), pytest.raises(DataError, match=rf"here: the chat template in use refuses .*(?s:{says})"):
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[ChatTemplates]:
+    """With a second for a conversation in the place of three, and processes that need not import everything first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "SECONDS", 1)
+        patch.setattr(chat_template, "_started", lambda: template_worker(1))
+        with ChatTemplates() as running:
+            yield running
+
+
+def test_three_seconds_are_enough_for_a_conversation(templates: ChatTemplates) -> None:
+    template, says = HOSTILE["a loop without end"]
+    with within(seconds=30), pytest.raises(DataError, match=f"(?s:{says.replace('SECONDS', '3')})"):
         chat_ids(byte_tokenizer(template), MESSAGES, "here", templates)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_soon_and_the_next_is_written(name: str, impatient: ChatTemplates) -> None:
+    template, says = HOSTILE[name]
+    says = says.replace("SECONDS", "1")
+    with within(seconds=30), pytest.raises(DataError, match=rf"here: the chat template in use refuses .*(?s:{says})"):
+        chat_ids(byte_tokenizer(template), MESSAGES, "here", impatient)
     assert (
-        chat_ids(byte_tokenizer("x"), MESSAGES, "here", templates)
+        chat_ids(byte_tokenizer("x"), MESSAGES, "here", impatient)
         == byte_tokenizer(None)("x", add_special_tokens=False)["input_ids"]
     )
 

@@ -78,7 +78,7 @@ def greedy_together(decoder: Decoder, asked: Sequence[list[int]], steps: int) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_logits_of_sequences_together_are_those_of_each_alone_to_the_bit(
     count: int, model: Any, alone: list[list[torch.Tensor]]
 ) -> None:
