@@ -70,9 +70,10 @@ def quantized(report: Any) -> list[LayerRecord]:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["gptq-w4a16-g32", "awq-gptq-w4a16-g32", "gptaq-w4a16-g32", "gptq-slb_finish-w2a16-g32"]
+    ("build", "recipe"),
+    [(llava, f"{words}-w4a16-g32") for words in ("gptq", "awq-gptq", "gptaq")]
+    + [(llava, "gptq-slb_finish-w2a16-g32"), (gemma3, "awq-gptq-w4a16-g32"), (fuyu, "awq-gptq-w4a16-g32")],
 )
-@pytest.mark.parametrize("build", [llava, gemma3, fuyu])
 def test_text_alone_rounds_what_sees_without_data_and_says_so_by_name(
     build: Callable[[], nn.Module], recipe: str
 ) -> None:

@@ -75,8 +75,7 @@ def parts_of(cache: Any) -> list[Tensor]:
 
 
 @every_cache
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 2)])
 def test_it_gives_and_stores_the_bits_of_its_parts(
     cache: dict[str, Any], dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
