@@ -15,8 +15,11 @@ from goldstick.errors import DataError, UsageError
 
 BILINEAR = 2
 
-#: Endings of the files of images that are looked for, all of which Pillow reads.
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+#: Endings of files of images. One that Pillow, as it is installed, cannot read is an error, and not passed over.
+IMAGES = (
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
+    ".avif", ".heic", ".heif", ".jp2", ".jxl",
+)  # fmt: skip
 
 _UNIDENTIFIED = "leave it out, or save it again as PNG or JPEG"
 
@@ -69,20 +72,16 @@ class Preparation:
 
 
 def decode_image(encoded: bytes, where: str) -> Any:
-    """The bytes of an image file as Pillow's image of three channels; ``where`` is what messages call it.
+    """The bytes of an image file as Pillow's image of three channels, upright as its camera says.
+
+    Args:
+        encoded: The bytes.
+        where: What messages call it.
 
     Raises:
         DataError: It is none.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(encoded)) as opened:
-            return _three_channels(opened, opened.format)
-    except UnidentifiedImageError as error:
-        raise DataError(f"{where}: no image that can be read; {_UNIDENTIFIED}") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: no image that can be read ({error}); leave it out, or save it again") from error
+    return _upright(io.BytesIO(encoded), where)
 
 
 def require_pillow() -> None:
@@ -98,15 +97,19 @@ def require_pillow() -> None:
 def read_image(path: Path) -> Any:
     """An image file as Pillow's image of three channels, upright as its camera says. DataError where it is none."""
     require_pillow()
+    return _upright(path, str(path))
+
+
+def _upright(file: Path | io.BytesIO, where: str) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as opened:
+        with Image.open(file) as opened:
             return _three_channels(ImageOps.exif_transpose(opened), opened.format)
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: no image that can be read; {_UNIDENTIFIED}") from error
+        raise DataError(f"{where}: no image that can be read; {_UNIDENTIFIED}") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: no image that can be read ({error}); leave it out, or save it again") from error
+        raise DataError(f"{where}: no image that can be read ({error}); leave it out, or save it again") from error
 
 
 def _three_channels(image: Any, file_format: str | None) -> Any:

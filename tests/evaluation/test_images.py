@@ -217,6 +217,28 @@ def test_hidden_folders_are_no_classes_and_files_of_all_known_kinds_count(folder
     assert [image.label for image in ImageFolder().load(DataSource(folder))] == [0, 0, 0, 1, 2]
 
 
+def test_folders_in_a_class_count_and_a_kind_that_cannot_be_read_is_named(folder: Path) -> None:
+    deep = folder / "images" / "bright" / "more"
+    (deep / ".thumbnails").mkdir(parents=True)
+    for file in (deep / "two.png", deep / ".thumbnails" / "small.png"):
+        file.write_bytes(png(25))
+    assert [image.label for image in ImageFolder().load(DataSource(folder))] == [0, 0, 1, 2]
+    (deep / "three.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    with pytest.raises(
+        DataError, match=r"three\.heic: no image that can be read; leave it out, or save it again as PNG"
+    ):
+        evaluate(ImageClassifier(Reddest(), PLAIN), ["images"], folder)
+
+
+def test_images_are_upright_as_the_camera_says() -> None:
+    stored = Image.new("RGB", (6, 2), (255, 0, 0))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by a quarter
+    file = io.BytesIO()
+    stored.save(file, "jpeg", exif=turned)
+    assert decode_image(file.getvalue(), "here").size == (2, 6)
+
+
 def test_a_file_that_is_no_image_is_named_with_what_to_do() -> None:
     for content in (b"", b"hello"):
         with pytest.raises(DataError, match="here: no image that can be read; leave it out, or save it again as PNG"):

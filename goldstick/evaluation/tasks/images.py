@@ -170,18 +170,22 @@ def _read_arrays(path: Path) -> tuple[list[bytes], list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Files of images in a folder for each class, ``images/CLASS/FILE``; classes count in the order of their names."""
+    """Files of images in a folder for each class, ``images/CLASS/FILE``; classes count in the order of their names.
+
+    Files in folders of a class's folder are of that class, too; hidden ones are none.
+    """
 
     models: ClassVar[tuple[type[Measurable], ...]] = (ImageClassifier,)
     name: str = "images"
-    protocol: str = "classification@1"
+    protocol: str = "classification@2"  # 1: images as they are stored, and none of folders in a class's
 
     def load(self, data: DataSource) -> list[LabelledImage]:
         """Return where the images lie; their bytes are read when their turn comes."""
         folders = self._folders(data)
         found = []
         for label, folder in enumerate(folders):
-            for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):
+            inside = (path for path in folder.rglob("*") if _is_image(path.relative_to(folder)) and path.is_file())
+            for path in sorted(inside):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 found.append(LabelledImage(where=str(path), label=label, digest=digest, path=path))
         if not found:
@@ -200,7 +204,15 @@ class ImageFolder:
     def _folders(self, data: DataSource) -> list[Path]:
         root = None if data.data_dir is None else data.data_dir / "images"
         inside = [] if root is None or not root.is_dir() else sorted(root.iterdir())
-        folders = [path for path in inside if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+        folders = [path for path in inside if path.is_dir() and not _is_hidden(path.name)]
         if not folders:
             raise DataError(f"{self.name}: give --data-dir DIR with a folder DIR/images/CLASS of files for each class")
         return folders
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "__MACOSX"))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGES and not any(map(_is_hidden, path.parts))
