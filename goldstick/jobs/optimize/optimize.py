@@ -64,10 +64,12 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         Every change, those that could not be made with the reason.
 
     Raises:
-        UsageError: The model is no transformers model, and no inputs are given; or it does not run on those given.
+        UsageError: The model is no transformers model, and no inputs are given; or it does not run on those given; or
+            tensors of it are not in memory.
     """
     if not any(isinstance(module, PackedWeight) for module in model.modules()):
         return Optimization(changes=())
+    _require_tensors_in_memory(model)
     found = inputs if inputs is not None else inputs_for(model)
     if found is None:
         raise UsageError(
@@ -95,6 +97,16 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         chain(model)
         changes += trial.keep(steps)
     return Optimization(changes=tuple(changes))
+
+
+def _require_tensors_in_memory(model: nn.Module) -> None:
+    absent = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if absent:
+        raise UsageError(
+            f"{len(absent)} tensors of this {type(model).__name__}, {absent[0]} the first, are on the device meta: "
+            "what loads each for one call, as accelerate's device_map and offloading do, leaves nothing in memory to "
+            "rearrange. Load the model without that, or use it as it is."
+        )
 
 
 class _Trial:

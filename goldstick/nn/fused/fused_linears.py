@@ -103,7 +103,7 @@ class FusedLinears:
     def output(self, part: QuantizedLinear, x: Tensor) -> Tensor:
         """[..., in] → [..., out] of one layer."""
         place = next((place for place, own in enumerate(self.parts) if own is part), None)
-        if place is None or x.requires_grad or self.learns():
+        if place is None or x.requires_grad or self.learns() or self.offloaded():
             return part.alone(x)
         held = self._held
         if held is not None and held[0] is x and _unchanged(x, held[1]) and held[3] == self._state():
@@ -124,6 +124,10 @@ class FusedLinears:
             return False
         biases = [part._parameters["bias"] for part in self.parts]
         return any(bias is not None and bias.requires_grad for bias in biases)
+
+    def offloaded(self) -> bool:
+        """Whether tensors of a layer are put into memory for its own call only, as accelerate's offloading does."""
+        return any(part.weight_packed.is_meta or part.weight_scale.is_meta for part in self.parts)
 
     def together(self, x: Tensor) -> Tensor:
         """[..., in] → [..., all rows], what the layers give side by side."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import goldstick
+from goldstick.errors import UsageError
 from goldstick.kernels.cpu import _C
 from tests.support.tiny_models import FAMILIES
 
@@ -110,6 +111,63 @@ def test_weights_are_not_kept_alive_by_a_block_that_runs_elsewhere_now() -> None
     optimized.to("meta")
     gc.collect()
     assert held() is None
+
+
+def offload(model: nn.Module, *, buffers: bool) -> None:
+    """Keep parameters elsewhere but while their module runs, as accelerate does, by a forward around its own.
+
+    Args:
+        model: Changed in place.
+        buffers: Whether buffers are kept there, too.
+    """
+    for module in model.modules():
+        own = {**module._parameters, **(module._buffers if buffers else {})}
+        values = {name: tensor.detach().clone() for name, tensor in own.items() if tensor is not None}
+        if not values:
+            continue
+
+        def put(tensors: dict[str, Tensor], module: nn.Module = module) -> None:
+            for name, tensor in tensors.items():
+                if name in module._buffers:
+                    module._buffers[name] = tensor
+                else:
+                    module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+
+        absent = {name: value.to("meta") for name, value in values.items()}
+        before: Any = module.forward
+
+        def forward(
+            *args: Any, before: Any = before, put: Any = put, own: Any = (values, absent), **options: Any
+        ) -> Any:
+            put(own[0])
+            output = before(*args, **options)
+            put(own[1])
+            return output
+
+        put(absent)
+        module.__dict__["forward"] = forward
+
+
+@pytest.mark.parametrize("interleave", [True, False])
+@pytest.mark.parametrize("buffers", [True, False])
+def test_weights_that_are_put_into_memory_for_a_call_are_read_in_it(interleave: bool, buffers: bool) -> None:
+    optimized, plain = models(interleave=interleave)
+    expected = decoded(plain)
+    for model in (optimized, plain):
+        offload(model, buffers=buffers)
+    assert torch.equal(decoded(plain), expected)
+    torch.testing.assert_close(decoded(optimized), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_whose_weights_lie_elsewhere_is_not_optimized() -> None:
+    _, plain = models()
+    offload(plain, buffers=False)
+    before = decoded(plain)
+    with pytest.raises(
+        UsageError, match=r"tensors of this LlamaForCausalLM, model\.embed.* the first, are on the device"
+    ):
+        goldstick.optimize(plain)
+    assert torch.equal(decoded(plain), before)
 
 
 class Counting(DynamicCache):
