@@ -103,7 +103,7 @@ class FusedLinears:
     def output(self, part: QuantizedLinear, x: Tensor) -> Tensor:
         """[..., in] → [..., out] of one layer."""
         place = next((place for place, own in enumerate(self.parts) if own is part), None)
-        if place is None or x.requires_grad or self.learns() or self.offloaded():
+        if place is None or x.requires_grad or self.learns():
             return part.alone(x)
         held = self._held
         if held is not None and held[0] is x and _unchanged(x, held[1]) and held[3] == self._state():
@@ -112,6 +112,8 @@ class FusedLinears:
                 if not held[2]:
                     self._held = None  # all have taken theirs
                 return found
+        if self.offloaded():
+            return part.alone(x)
         pieces = dict(enumerate(torch.split(self.together(x), self._rows, dim=-1)))
         own: Tensor = pieces.pop(place)
         # Inference tensors do not count their changes: a copy shows whether there were any.

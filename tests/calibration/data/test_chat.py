@@ -171,7 +171,7 @@ def impatient() -> Iterator[ChatTemplates]:
             yield running
 
 
-def test_three_seconds_are_enough_for_a_conversation(templates: ChatTemplates) -> None:
+def test_a_conversation_has_three_seconds(templates: ChatTemplates) -> None:
     template, says = HOSTILE["a loop without end"]
     with within(seconds=30), pytest.raises(DataError, match=f"(?s:{says.replace('SECONDS', '3')})"):
         chat_ids(byte_tokenizer(template), MESSAGES, "here", templates)

@@ -82,6 +82,14 @@ def test_a_folder_of_images_goes_through_the_models_own_processor(vit: Saved, im
     }
 
 
+def test_an_image_of_a_kind_that_cannot_be_read_is_named(vit: Saved, images: Path) -> None:
+    (images / "class0" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    with pytest.raises(
+        DataError, match=r"photo\.heic: no image that can be read; leave it out, or save it again as PNG"
+    ):
+        read(vit, images, samples=7).batches()
+
+
 def test_a_seed_draws_the_same_samples_and_another_draws_others(vit: Saved, images: Path) -> None:
     prints = [read(vit, images, samples=3, seed=seed).fingerprint for seed in (0, 0, 1)]
     assert prints[0] == prints[1] != prints[2]
